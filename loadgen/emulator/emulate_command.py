@@ -142,7 +142,9 @@ _PromptBudget = Annotated[
 _LongPrefill = Annotated[
     int | None,
     _flag(
-        "--long-prefill-token-threshold", "Of one request at most so many [no further bound].", "N"
+        "--long-prefill-token-threshold",
+        "Prompt tokens of one request that a step computes at most [no further bound].",
+        "N",
     ),
 ]
 _PrefillEvery = Annotated[

@@ -117,7 +117,7 @@ class EngineFeatures:
         if self.prompt_budget:
             parts.append(f"at most {self.prompt_budget} prompt tokens a step")
         if self.long_prefill_token_threshold:
-            parts.append(f"at most {self.long_prefill_token_threshold} of one request's")
+            parts.append(f"at most {self.long_prefill_token_threshold} of one request")
         if self.prefill_every > 1:
             parts.append(f"prompts in one of {self.prefill_every} steps")
         if self.acceptance:

@@ -53,8 +53,8 @@ _MOST_PATIENCE = 32
 # A further term earns its place by this much of the error on steps that were not learned yet.
 _EARNS, _NO_WORSE = 0.97, 1.02
 _JUDGED_STEPS = 512
-# A prompt token in resident ones: a rank with many of both may be slower than those with most of
-# either.
+# What a prompt token may cost in resident ones. By these the slowest rank is looked for as well: it
+# may have many of both, and most of neither.
 _WORTHS = (100, 1000)
 # A number is known if its interval is no wider than this share of it, either way, or moves a usual
 # step by no more.

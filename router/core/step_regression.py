@@ -125,7 +125,7 @@ def _missed(found: Solution) -> float:
 def _turned(steps: Steps, costs: Floats, turns: int = 0) -> Solution:
     """So many turns after these costs, which only order the rows; 0: one after a fit's own."""
     seconds, with_prompts = steps.seconds, steps.shared[:, 0] > 0
-    # Not of the median: steps without prompts may take a twentieth of those with a full batch.
+    # Of a short step, since those without prompts may take a twentieth of the median.
     short = len(seconds) // 100
     least_s = 0.1 * float(np.partition(seconds, short)[short])
     if turns:
@@ -253,7 +253,7 @@ def _least_squares(terms: Floats, seconds: Floats, weights: Floats) -> Solution:
     free = np.array((normal.mean_s - free @ normal.means, *free))
     pull = (seconds - free[0] - _times(terms, free[1:])) * weights
     slopes = normal.scaled @ inverse
-    # As if each step had not been learned from: one that alone tells a cost says nothing of errors.
+    # Residuals as if the step had not been learned: one that alone tells a cost would have none.
     leverage = (1 / normal.total + np.einsum("ij,ij->i", slopes, normal.scaled)) * weights
     pull /= np.maximum(1e-9, 1 - leverage)
     slopes *= pull[:, None] / normal.scales

@@ -68,9 +68,11 @@ class StepTime:
 
     @property
     def formula(self) -> str:
-        """In words, without what costs nothing."""
+        """In words, without what costs nothing, or less than a thousandth of its unit."""
         costs = zip(self.numbers, _UNITS, strict=True)
-        said = [f"{each * scale:.4g} {unit}" for each, (scale, unit) in costs if each > 0]
+        said = [
+            f"{each * scale:.4g} {unit}" for each, (scale, unit) in costs if each * scale >= 1e-3
+        ]
         return " + ".join(said) or "0 ms"
 
     @classmethod

@@ -17,7 +17,7 @@ from router.core.types import Dispatch
 
 # Hardly any request fits above this: a prompt with its output takes a few percent of the memory.
 NEARLY_FULL = 0.85
-# Below this a request that an engine holds back waits for something else.
+# Memory this full may be what holds back a request in an engine.
 PARTLY_FULL = 0.5
 # A free slot gets its next request a step or two later; that is no shortage.
 TRANSIT_STEPS = 2
@@ -362,9 +362,9 @@ def _held_share(window: Window, kv_tokens: Floats, load: Load) -> float | None:
     """Share of the slots that KV memory keeps empty while requests wait.
 
     Only free slots of workers with nearly full memory count: elsewhere a slow router is the cause.
-    A request that waits in an engine is held by that engine, which a recording does not name; if
-    every worker has free slots, all of them count for it whose memory may be what holds it, and
-    not the prompt tokens of a step.
+    A request that waits in an engine is held by that engine, which a recording does not name. If
+    every worker has free slots, those of all whose memory is at least half full count for it:
+    beside an emptier memory it waits for something else, as for the prompt tokens of a step.
     """
     if load.slots_used is None or not window.steps:
         return None

@@ -37,7 +37,7 @@ WINDOWS_SEEN = 4.0  # the horizon, in effective look-aheads
 # Of requests of one token, where a worker completes one per step; its bounds.
 TIE_WEIGHT = 0.05
 TIE_WEIGHTS = (0.04, 1.0)
-MANY_WORKERS = 64  # from here on 30,000 moves level all only with more
+MANY_WORKERS = 64  # from here on 30,000 moves even out all only with a larger mu
 MANY_TIE_WEIGHT = 0.4
 # Lead of a worker with free slots below the others, as a share of the tokens that it gains until
 # its next free slot: without and with look-ahead.

@@ -364,7 +364,7 @@ class StepLedger:
         return waits
 
     def _learn_in_turn(self, turn: int) -> None:
-        """Learn from one worker's step: of all, the fit would remember fewer steps of each."""
+        """Learn from one worker's step: rows of all would fill the memory with fewer steps."""
         told = [rank for each, rank in self._ranks.items() if each in self._reported]
         rank = told[turn % len(told)]
         row = [rank.step_tokens], [rank.running], [rank.prompt_tokens]

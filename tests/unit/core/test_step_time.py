@@ -17,6 +17,7 @@ def test_its_formula_leaves_out_what_costs_nothing() -> None:
     assert StepTime(5e-3, 9.5e-8, 0.0, 5e-5).formula == (
         "5 ms + 95 ns per KV token + 50 us per prompt token"
     )
+    assert StepTime(5e-3, 0.0, 0.0, 3e-12).formula == "5 ms", "the rest of a fit"
     assert StepTime(0.0).formula == "0 ms", "as the lower end of an interval may be"
 
 

@@ -80,7 +80,7 @@ def test_what_is_on_is_told() -> None:
     )
     assert str(features) == (
         "no prefix caching, blocks of 16 tokens, at most 512 prompt tokens a step, "
-        "at most 256 of one request's, prompts in one of 4 steps, 2 drafts a step, "
+        "at most 256 of one request, prompts in one of 4 steps, 2 drafts a step, "
         "a window of 1024 tokens in 5/6 of the layers"
     )
     assert features.described() == {
