@@ -91,6 +91,7 @@ class Memory:
         prompt_tokens_left: number of these left for prompts of entering requests.
         hashed_tokens: tokens of each hash of a prefix; 0: requests share no memory.
         found: blocks that a waiting request would not take, because running ones hold them.
+        prompt_chunk: maximum of one request's prompt tokens in a step; 0: unlimited.
     """
 
     capacity_blocks: int
@@ -101,6 +102,7 @@ class Memory:
     prompt_tokens_left: int = 0
     hashed_tokens: int = 0
     found: Callable[[Ticket], int] = _nothing_found
+    prompt_chunk: int = 0
 
     @property
     def capacity_tokens(self) -> int:
@@ -112,12 +114,23 @@ class Memory:
         """Tokens by which a request is now shorter than that."""
         return self.capacity_tokens - self.kv.tokens(self.capacity_blocks - self.used_blocks)
 
-    def late_steps(self, prompt_tokens: int, running: int) -> int:
-        """Steps after this one until these prompt tokens are computed."""
-        if not self.step_tokens:
-            return 0
-        later = max(0, prompt_tokens - self.prompt_tokens_left)
-        return -(-later // max(1, self.step_tokens - running))
+    def late_steps(self, own_tokens: int, before_tokens: int, running: int) -> int:
+        """Upper estimate of the steps after this one until a prompt is computed.
+
+        Either the tokens of a step are used up, or the prompt gets a whole chunk.
+
+        Args:
+            own_tokens: of the prompt.
+            before_tokens: of those that enter before it.
+            running: requests, each of which takes a token of a step.
+        """
+        steps = 0
+        if self.step_tokens:
+            later = max(0, before_tokens + own_tokens - self.prompt_tokens_left)
+            steps = -(-later // max(1, self.step_tokens - running))
+        if self.prompt_chunk:
+            steps += max(0, -(-own_tokens // self.prompt_chunk) - 1)
+        return steps
 
     def need(self, ticket: Ticket) -> int:
         """Blocks that a waiting request takes as it enters."""

@@ -11,6 +11,7 @@ ENTRANCE = (
     "connector",
     "max_num_scheduled_tokens",
     "num_spec_tokens",
+    "scheduler_config.long_prefill_token_threshold",
     "num_waiting_for_streaming_input",
     "waiting.add_request",
     "waiting.pop_request",

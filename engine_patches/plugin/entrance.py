@@ -18,6 +18,7 @@ class Entrance:
 
     Attributes:
         step_tokens: maximum of tokens that a step computes.
+        prompt_chunk: maximum of one request's prompt tokens in a step; 0: unlimited.
         in_order: vLLM's queue is first come, first served, so that it can be reordered.
         remote: KV may come from elsewhere.
         uneven: running requests may grow by other than one token a step: by speculative tokens, or
@@ -35,6 +36,7 @@ class Entrance:
         self._beside = first_name(scheduler, BESIDE)
         self._aside: Any = None
         self.step_tokens = int(scheduler.max_num_scheduled_tokens)
+        self.prompt_chunk = int(scheduler.scheduler_config.long_prefill_token_threshold)
         self.in_order = scheduler.policy.value == _FCFS
         self.remote = scheduler.connector is not None
         self.uneven = self.remote or scheduler.num_spec_tokens > 0

@@ -238,6 +238,7 @@ class AdmissionGate:
             prompt_tokens_left=max(0, step - promised - len(running) + len(self._prefilling)),
             hashed_tokens=memory.hashed_tokens,
             found=self._found,
+            prompt_chunk=self._entrance.prompt_chunk,
         )
 
     def _found(self, ticket: Ticket) -> int:

@@ -444,4 +444,5 @@ class Engine:
             max(0, self._chunk - busy) if bounded else 0,
             0 if self.prefix_cache is None else self.layers.block_tokens,
             lambda ticket: self._memory.held_blocks(ticket.prefix, ticket.entry_tokens),
+            self._prompt_chunk or 0,
         )

@@ -53,9 +53,11 @@ _MOST_PATIENCE = 32
 # A further term earns its place by this much of the error on steps that were not learned yet.
 _EARNS, _NO_WORSE = 0.97, 1.02
 _JUDGED_STEPS = 512
-# What a prompt token may cost in resident ones. By these the slowest rank is looked for as well: it
-# may have many of both, and most of neither.
-_WORTHS = (100, 1000)
+# A prompt token in resident ones. By it the slowest rank is looked for as well: that may have many
+# of both, and most of neither. The fit finds other prices of prompts from there.
+_WORTH = 1000
+# No engine steps in less; such a step's relative error means nothing.
+_LEAST_STEP_S = 1e-6
 # A number is known if its interval is no wider than this share of it, either way, or moves a usual
 # step by no more.
 _KNOWN = 0.1
@@ -123,18 +125,17 @@ class StepFit:
             slowest: the rank that the others have waited for; None: unknown.
             likely: that rank by the present fit.
         """
-        if step_s <= 0:
+        if step_s < _LEAST_STEP_S:
             return
         batch, prompt_tokens = max(running), max(prompts)
         if slowest is not None:
             places = {slowest}
         else:
-            places = {loads.index(max(loads)), running.index(batch)}
-            if prompt_tokens:
-                places.add(prompts.index(prompt_tokens))
-                for worth in _WORTHS:
-                    work = [a + worth * b for a, b in zip(loads, prompts, strict=True)]
-                    places.add(work.index(max(work)))
+            fullest, most = loads.index(max(loads)), prompts.index(prompt_tokens)
+            places = {fullest, running.index(batch)}
+            if prompt_tokens and most != fullest:
+                work = [load + _WORTH * own for load, own in zip(loads, prompts, strict=True)]
+                places |= {most, work.index(max(work))}
             if likely is not None:
                 places.add(likely)
         rows: list[_Row] = [(loads[i], running[i], prompts[i], contexts[i]) for i in places]

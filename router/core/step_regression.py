@@ -15,7 +15,7 @@ EXTRAS = ("prompt_context", "with_prompts", "graph_batch")
 """Terms beside the four numbers: prompt tokens computed times the tokens before them, whether any
 rank computes prompts, and the largest batch, padded to a size of CUDA graphs."""
 
-ROWS = 6  # of a step
+ROWS = 5  # of a step
 WIDTH = 3  # a row's values that always count: tokens, requests, prompt tokens
 # Every choice of further terms; the first has none.
 CHOICES = np.array([(True,) * WIDTH + more for more in product((False, True), repeat=len(EXTRAS))])
@@ -125,9 +125,10 @@ def _missed(found: Solution) -> float:
 def _turned(steps: Steps, costs: Floats, turns: int = 0) -> Solution:
     """So many turns after these costs, which only order the rows; 0: one after a fit's own."""
     seconds, with_prompts = steps.seconds, steps.shared[:, 0] > 0
-    # Of a short step, since those without prompts may take a twentieth of the median.
+    # Of a short step, since those without prompts may take a twentieth of the median; a single one
+    # may be wrong.
     short = len(seconds) // 100
-    least_s = 0.1 * float(np.partition(seconds, short)[short])
+    least_s = max(0.1 * float(np.partition(seconds, short)[short]), 1e-3 * middle_of(seconds))
     if turns:
         terms, predicted = steps.terms(costs), np.full_like(seconds, costs[0])
         spread, kept = np.ones_like(seconds), np.ones(len(seconds), np.bool_)

@@ -52,7 +52,6 @@ CASES = {
     "100": Case(100, 3200, _OF_A_PROMPT),
     "1000": Case(1000, 2000, _OF_A_PROMPT),
     "100, chunks of a step": Case(100, 3200, _OF_A_STEP),
-    "1000, chunks of a step": Case(1000, 2000, _OF_A_STEP),
 }
 POLICIES = ("fcfs", "bfio")
 CAP_TOKENS = 400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from fractions import Fraction
@@ -117,20 +118,23 @@ class Events:
         return int.from_bytes(number, "big"), events
 
 
-async def heard(events: Events, http: httpx.AsyncClient) -> None:
-    """Send new prompts until an event with a number below 100 arrives.
+async def heard(
+    events: Events, http: httpx.AsyncClient, below: float = math.inf, tries: int = 10_000
+) -> None:
+    """Send new prompts until an event with a number below this arrives.
 
     Those before the connection are lost; those of the engine's last life may come first.
     """
 
     async def arrives() -> None:
-        while (await events.next())[0] >= 100:
+        while (await events.next())[0] >= below:
             pass
 
     seen = asyncio.ensure_future(arrives())
     prompt = 0
     while not seen.done():
         prompt -= 1
+        assert prompt > -tries, "its number is never below"
         await complete(http, [prompt] * 4)
     await seen
 
@@ -185,14 +189,16 @@ async def test_kv_events_are_vllm_s(tmp_path: Path) -> None:
         assert fleet.workers[0].model.engine.used_tokens == 0
         assert cached(await complete(http, prompt)) == 0
         while number < 100:
-            await complete(http, [200 + number] * 12)
+            last = [200 + number] * 12
+            await complete(http, last)
             number, _ = await events.next()
+        assert cached(await complete(http, last)) == 8
         # A restarted engine is empty, and counts from 0 again; what is lost meanwhile is less.
         await fleet.inject(0, Fault("kill"))
         await fleet.restore(0)
         async with client(fleet) as again:
-            assert cached(await complete(again, prompt)) == 0
-            await heard(events, again)
+            assert cached(await complete(again, last)) == 0
+            await heard(events, again, below=number)
 
 
 async def test_memory_in_use_keeps_the_cache(tmp_path: Path) -> None:

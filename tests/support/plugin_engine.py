@@ -239,6 +239,7 @@ class FakeScheduler:
         self.requests: dict[str, Request] = {}
         self.finished_req_ids: set[str] = set()
         self.max_num_scheduled_tokens = 8192
+        self.scheduler_config = SimpleNamespace(long_prefill_token_threshold=0)
         self.max_num_running_reqs = slots
         self.kv_cache_manager = SimpleNamespace(
             block_pool=SimpleNamespace(

@@ -51,13 +51,13 @@ class MemoryChecked:
 
     def _admit(self, ledger: Ledger, memory: Memory) -> list[Ticket]:
         admitted: list[Ticket] = []
-        completions, limit, prompt_tokens = self.follower, None, 0
+        completions, limit, before_tokens = self.follower, None, 0
         # A prompt takes more as it enters than later where a window leaves it.
         room = memory.room() if memory.kv.windowed else None
         for ticket in ledger.waiting[: max(0, memory.slots_free)]:
-            prompt_tokens += ticket.entry_tokens
             running = len(ledger.running) + len(admitted)
-            ticket.late_steps = memory.late_steps(prompt_tokens, running)
+            ticket.late_steps = memory.late_steps(ticket.entry_tokens, before_tokens, running)
+            before_tokens += ticket.entry_tokens
             offset = ticket.entry_tokens - ledger.steps
             if completions.refuses(ticket, offset, self._most_blocks(memory)):
                 break

@@ -17,8 +17,8 @@ from router.core.types import Dispatch
 
 # Hardly any request fits above this: a prompt with its output takes a few percent of the memory.
 NEARLY_FULL = 0.85
-# Memory this full may be what holds back a request in an engine.
-PARTLY_FULL = 0.5
+# A step with so much of the most prompt tokens that a worker has computed in one has no more.
+PROMPT_BOUND = 0.9
 # A free slot gets its next request a step or two later; that is no shortage.
 TRANSIT_STEPS = 2
 # Engines either time nearly all steps or none.
@@ -363,8 +363,8 @@ def _held_share(window: Window, kv_tokens: Floats, load: Load) -> float | None:
 
     Only free slots of workers with nearly full memory count: elsewhere a slow router is the cause.
     A request that waits in an engine is held by that engine, which a recording does not name. If
-    every worker has free slots, those of all whose memory is at least half full count for it:
-    beside an emptier memory it waits for something else, as for the prompt tokens of a step.
+    every worker has free slots, those of all count for it, but of workers that compute as many
+    prompt tokens as they can: there it waits for its turn.
     """
     if load.slots_used is None or not window.steps:
         return None
@@ -372,8 +372,9 @@ def _held_share(window: Window, kv_tokens: Floats, load: Load) -> float | None:
     full = window.loads >= NEARLY_FULL * np.nan_to_num(kv_tokens, nan=np.inf)
     room = np.where(full, free, 0.0).sum(axis=1)
     everywhere = (free > 0).sum(axis=1) == window.counted.sum(axis=1)
-    may = window.loads >= PARTLY_FULL * np.nan_to_num(kv_tokens)
-    somewhere = np.where(may, free, 0.0).sum(axis=1)
+    prompts = window.prompts
+    bound = (prompts > 0) & (prompts >= PROMPT_BOUND * prompts.max(axis=0))
+    somewhere = np.where(bound, 0.0, free).sum(axis=1)
     held = np.minimum(window.queued, np.where(everywhere, somewhere, room))
     if window.dispatch is Dispatch.POOL:
         pool = window.pool * window.slots_per_request

@@ -97,6 +97,7 @@ class _Rank:
         time_s: end of the step, by the engine's clock.
         step_s, running, prompt_tokens, prompt_context: of that step; see ``StepShares``.
         step_tokens, held_tokens: load in that step, and after it.
+        taught: number of the lesson that it gave last; see ``_learn_in_turn``.
     """
 
     offset: int = 0
@@ -110,6 +111,7 @@ class _Rank:
     step_tokens: int = 0
     held_tokens: int = 0
     power_w: float = 0.0
+    taught: int = 0
 
 
 class StepShares(msgspec.Struct, frozen=True, gc=False):
@@ -156,6 +158,7 @@ class StepLedger:
         self._entered = 0
         self._waits: dict[str, float] = {}
         self._contested = 0
+        self._lessons = 0
         self._together_share: float | None = None
         self._watch: StepWatch | None = None
 
@@ -283,7 +286,7 @@ class StepLedger:
         if together and self.barrier is not False:
             waits = self._modelled(cost, loads, running, prompts, contexts)
         elif self.barrier is False:
-            self._learn_in_turn(old.steps)
+            self._learn_in_turn()
         if self.energy.metered:
             made = zip(self._ranks, map(Work, loads, running, prompts), strict=True)
             work = {worker_id: its for worker_id, its in made if worker_id in self._reported}
@@ -363,10 +366,15 @@ class StepLedger:
         )
         return waits
 
-    def _learn_in_turn(self, turn: int) -> None:
-        """Learn from one worker's step: rows of all would fill the memory with fewer steps."""
-        told = [rank for each, rank in self._ranks.items() if each in self._reported]
-        rank = told[turn % len(told)]
+    def _learn_in_turn(self) -> None:
+        """Learn from one worker's step: rows of all would fill the memory with fewer steps.
+
+        Of those that have stepped it is the one that has not been asked for longest.
+        """
+        told = (rank for each, rank in self._ranks.items() if each in self._reported)
+        rank = min(told, key=lambda each: each.taught)
+        self._lessons += 1
+        rank.taught = self._lessons
         row = [rank.step_tokens], [rank.running], [rank.prompt_tokens]
         self.step_fit.observe(*row, [rank.prompt_context], rank.step_s)
 

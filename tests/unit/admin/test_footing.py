@@ -16,6 +16,7 @@ from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.state.cluster import Cluster
 from router.core.state.foreign_load import Gauges
+from router.core.step_fit import FittedStepTime
 from router.core.step_time import StepTime
 from router.core.types import Dispatch, WorkerSpec, prefill_stage
 from tests.support.clusters import cluster_of, show
@@ -108,6 +109,14 @@ def test_the_cost_of_a_step_is_learned_unless_it_is_fixed() -> None:
     cluster.fix_step_time(StepTime(5e-3, 0.0, 4e-5))
     said = "5 ms + 40 us per request of the slowest worker, as --step-time says."
     assert told(cluster)["Cost of a step"] == ("fallback", said)
+
+
+def test_no_interval_is_told_where_no_number_is_known() -> None:
+    cluster = cluster_of(*TWO)
+    (group,) = cluster.groups.values()
+    group._ledger.step_fit.fitted = FittedStepTime(5e-3, 1e-7, explained=0.6)
+    text = told(cluster)["Cost of a step"][1]
+    assert text.endswith("of the slowest worker, which explains 60% of how steps vary.")
 
 
 def test_idle_share_is_modelled_where_engines_do_not_time_it() -> None:

@@ -245,6 +245,19 @@ def test_the_cost_of_prompts_is_kept_while_none_come() -> None:
     assert fit.fitted.known == NUMBERS
 
 
+@pytest.mark.parametrize("wrong_s", [1e-200, 1e-9, 2e-6])
+def test_a_step_of_no_time_does_not_end_the_fit(wrong_s: float) -> None:
+    """Where no rank had anything, and no step has a fixed cost."""
+    rng, fit = np.random.default_rng(0), StepFit()
+    for number in range(600):
+        load = 0 if number == 10 else int(rng.integers(1000, 100_000))
+        step = Made([load, load // 2], [9 * (load > 0)] * 2, [0, 0], [0.0, 0.0])
+        seconds = 1e-7 * load * (1 + 0.02 * rng.normal())
+        learn(fit, step, seconds if load else wrong_s)
+    assert fit.fitted is not None
+    assert fit.fitted.explained > 0.9
+
+
 def test_steps_that_are_short_beside_those_with_prompts_are_no_change() -> None:
     """A full batch of prompts takes twenty times as long as decoding."""
     fit, decodes = StepFit(), 0

@@ -321,6 +321,16 @@ def test_prompts_take_the_steps_that_running_requests_leave_them() -> None:
     assert [(t.entry_tokens, t.late_steps) for t in ledger.waiting] == [(4, 0), (15, 1), (30, 4)]
 
 
+def test_a_prompt_takes_a_step_for_each_chunk_of_its_own() -> None:
+    policy, ledger = made(policy="memory_checked")
+    for id_, prompt in (("a", 4), ("b", 30), ("c", 31)):
+        ledger.arrived(Ticket(id_, prompt, 1000, 10 + prompt))
+
+    policy.admit(ledger, Memory(10_000, 0, 8, prompt_chunk=10), 0.0)
+
+    assert [(t.entry_tokens, t.late_steps) for t in ledger.waiting] == [(4, 0), (30, 2), (31, 3)]
+
+
 def test_many_running_requests_are_followed() -> None:
     completions = Completions()
     completions.fit(memory_of(100_000, 0, 500, 16))

@@ -29,10 +29,16 @@ class Gated:
     """A scheduler of 8 slots and 25 blocks of 4 tokens, whose steps a gate decides on."""
 
     def __init__(
-        self, slots: int = 8, ahead: int = 0, step_tokens: int = 8192, **settings: Any
+        self,
+        slots: int = 8,
+        ahead: int = 0,
+        step_tokens: int = 8192,
+        prompt_chunk: int = 0,
+        **settings: Any,
     ) -> None:
         self.scheduler = FakeScheduler(slots, chunk=40, blocks=25)
         self.scheduler.max_num_scheduled_tokens = step_tokens
+        self.scheduler.scheduler_config.long_prefill_token_threshold = prompt_chunk
         self.now_s = 0.0
         self.slept: list[float] = []
         self.entrance = Entrance(self.scheduler)
@@ -97,9 +103,15 @@ def test_the_shortest_go_first_by_what_clients_say() -> None:
     assert order == [["short"], ["long"], ["unknown"], ["odd"]]
 
 
-@pytest.mark.parametrize(("step_tokens", "entering"), [(8192, 2), (40, 1)])
-def test_a_prompt_that_takes_several_steps_ends_later(step_tokens: int, entering: int) -> None:
-    gated = Gated(policy="memory_checked", ageing=0, step_tokens=step_tokens)
+@pytest.mark.parametrize(
+    ("step_tokens", "prompt_chunk", "entering"), [(8192, 0, 2), (40, 0, 1), (8192, 22, 1)]
+)
+def test_a_prompt_that_takes_several_steps_ends_later(
+    step_tokens: int, prompt_chunk: int, entering: int
+) -> None:
+    gated = Gated(
+        policy="memory_checked", ageing=0, step_tokens=step_tokens, prompt_chunk=prompt_chunk
+    )
     gated.add("a", 44, 13)
     gated.add("b", 28, 14)
     gated.gate.open()

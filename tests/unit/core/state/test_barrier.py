@@ -344,6 +344,21 @@ def test_ranks_without_a_barrier_teach_in_turn(monkeypatch: pytest.MonkeyPatch) 
     assert learned[-8:-4] == learned[-4:]
 
 
+@pytest.mark.parametrize("phase", [0, 1])
+def test_a_rank_that_steps_half_as_often_teaches_as_often_as_it_can(
+    monkeypatch: pytest.MonkeyPatch, phase: int
+) -> None:
+    ledger, learned = StepLedger(), list[int]()
+    for step in range(1, 401):
+        if ledger.barrier is False:
+            monkeypatch.setattr(ledger.step_fit, "observe", lambda loads, *_: learned.extend(loads))
+        tell(ledger, Said("a", step, 10))
+        if step % 2 == phase:
+            tell(ledger, Said("b", 1000 + step // 2, 20))
+    assert len(learned) > 100
+    assert learned.count(20) == pytest.approx(len(learned) / 2, abs=2)
+
+
 def test_a_rank_that_was_silent_counts_on_and_one_that_starts_while_others_rest_waits() -> None:
     ledger = StepLedger()
     for step in range(1, 200):

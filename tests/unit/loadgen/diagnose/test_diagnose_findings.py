@@ -153,16 +153,16 @@ def test_slots_that_memory_keeps_empty() -> None:
     assert found(*full, head=header(2, kv_tokens=99)).memory.held_share == pytest.approx(7 / 32)
 
 
-def test_requests_that_wait_beside_free_memory_wait_for_something_else() -> None:
-    """As for the prompt tokens of a step."""
+def test_requests_that_wait_beside_full_steps_of_prompts_wait_for_their_turn() -> None:
+    def held(prompts: list[int]) -> float | None:
+        steps = [step(n, [20, 20], queued=30, prompts=[2000, 2000]) for n in range(1, 6)]
+        steps += [step(n, [20, 20], queued=30, prompts=prompts) for n in range(6, 11)]
+        return found(*steps, head=header(2, kv_tokens=99)).memory.held_share
 
-    def held(tokens: int, kv_tokens: int | None) -> float | None:
-        steps = [step(n, [tokens, tokens], queued=7) for n in range(1, 11)]
-        return found(*steps, head=header(2, kv_tokens=kv_tokens)).memory.held_share
-
-    assert held(49, 100) == 0
-    assert held(50, 100) == pytest.approx(7 / 32)
-    assert held(1, None) == pytest.approx(7 / 32)
+    # 24 of 32 slots are free.
+    assert held([1800, 1800]) == 0
+    assert held([1799, 1800]) == pytest.approx(12 / 32 / 2)
+    assert held([0, 0]) == pytest.approx(24 / 32 / 2)
 
 
 def test_memory_keeps_from_a_worker_who_waits_in_the_router() -> None:
