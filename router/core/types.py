@@ -266,6 +266,23 @@ class RunningRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     place: Place | None = None
 
 
+class PromptChain(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Ids of the full blocks of an engine request, as ``router.core.prefix.ids`` makes them.
+
+    It is sent for requests of routers: once they are admitted with the blocks of their prompt, and
+    at their end with those that the answer has filled.
+
+    Attributes:
+        id: the engine's own.
+        first: position of the first block in the request.
+        blocks: eight bytes each.
+    """
+
+    id: str
+    first: Count
+    blocks: bytes
+
+
 class KvGroup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One KV group of a model; hybrid models have several, which share one pool of blocks.
 
@@ -309,6 +326,12 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
         admissible_blocks: KV blocks for which it would let requests in; None: unknown.
         growths: tokens that each request of the message before gained, by place; ``FREE_PLACE``
             where there was none, 1 for those that ``running`` lists.
+        cache_block: tokens of a block of the prefix cache; 0: the engine tells nothing of it.
+        blocks_stored: ids of blocks that are in the prefix cache since the message before; all of
+            them in a full one. Eight bytes each, as ``router.core.prefix.ids`` makes them.
+        blocks_removed: ids of blocks that are no longer in it.
+        blocks_cleared: whether it was emptied before these were stored.
+        chains: blocks of requests that entered or ended.
     """
 
     kind: Literal["full", "delta", "growth"]
@@ -339,3 +362,8 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     waiting_routed: Count | None = None
     admissible_blocks: Number | None = None
     growths: Annotated[bytes, Meta(max_length=2 * MOST_RUNNING)] = b""
+    cache_block: Count = 0
+    blocks_stored: bytes = b""
+    blocks_removed: bytes = b""
+    blocks_cleared: bool = False
+    chains: Annotated[tuple[PromptChain, ...], Meta(max_length=MOST_ENDED)] = ()
