@@ -20,11 +20,17 @@ class Known:
         outlook: predicted loads of the workers; None without look-ahead.
         step_time: cost of the group's steps, learned or configured; None while unknown.
         hits: cached part of each prompt by worker; None: unknown, which counts as 0.
+        now_s: time of the round.
+        may_wait: whether a request may wait for a busy worker, instead of going to a free one.
+        barrier: whether the workers wait for each other at each step.
     """
 
     outlook: Outlook | None = None
     step_time: StepTime | None = None
     hits: Hits | None = None
+    now_s: float = 0.0
+    may_wait: bool = False
+    barrier: bool = True
 
 
 NOTHING = Known()

@@ -101,6 +101,14 @@ class Room:
             fitting |= row[start:] <= room
         return fitting
 
+    def fit(self, waiting: Sequence[Request]) -> Bools:
+        """Shape (R, G): whether each worker has a slot and memory for each request."""
+        free = np.array([capacity > 0 for capacity in self.capacity])
+        if not self._limited:
+            return np.repeat(free[None], len(waiting), axis=0)
+        needs = self.needs(waiting)
+        return np.array([self.fit_on(i, needs) for i in range(len(free))]).T & free
+
     def fit_on(self, index: int, needs: Sequence[Ints]) -> Bools:
         """``fits``, elementwise."""
         return needs[self._kind[index]] <= self._room(index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -9,7 +10,7 @@ from itertools import accumulate, pairwise
 from msgspec import structs
 
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
-from router.core.policies.room import limited
+from router.core.policies.room import Room, limited
 from router.core.queue.tier import Tier
 from router.core.rounds.checks import any_fits, check
 from router.core.types import Assignment, Hits, Request, WorkerView
@@ -80,6 +81,14 @@ class _Round:
         self._limited = memory
         self._kept: set[str] = set()
 
+    @property
+    def _busy_from(self) -> float:
+        """Pending prompt tokens from which on requests may wait for a worker."""
+        outlook = self._known.outlook
+        if not self._known.may_wait or outlook is None or not outlook.profile.prefill_beta:
+            return math.inf
+        return outlook.profile.prefill_chunk
+
     def serve(self, tier: Tier, share: float) -> Sequence[Assignment]:
         if self._last is not None:
             self._receive(*self._last)
@@ -89,7 +98,13 @@ class _Round:
             if self._policy.solves:
                 self._policy.share = share
             assignments = self._policy.assign(tier, workers, self._known)
-            check(assignments, tier, workers, memory=self._limited)
+            check(
+                assignments,
+                tier,
+                workers,
+                memory=self._limited,
+                busy_from=self._busy_from,
+            )
         self._last = assignments, tier
         return assignments
 
@@ -100,12 +115,14 @@ class _Round:
             outlook = outlook.after(done, tier.by_id, self._workers)
             self._known = replace(self._known, outlook=outlook)
         if self._limited and len(done) < len(tier):
-            self._keep_room(tier)
+            self._keep_room(tier, {request_id for request_id, _ in done})
 
-    def _keep_room(self, tier: Tier) -> None:
-        """Close the roomiest worker of those offered to a tier."""
-        free = [one for one in self._offered(tier) if one.capacity > 0]
-        if free:
+    def _keep_room(self, tier: Tier, entered: Set[str]) -> None:
+        """Close the roomiest worker of those offered to a tier, if a request of it lacks memory."""
+        offered = self._offered(tier)
+        free = [one for one in offered if one.capacity > 0]
+        left = [request for request in tier if request.id not in entered]
+        if free and len(Room(offered).fitting(left)) < len(left):
             self._kept.add(max(free, key=lambda worker: worker.admissible or 0).id)
 
     def _offered(self, tier: Tier) -> Sequence[WorkerView]:

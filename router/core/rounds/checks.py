@@ -14,9 +14,21 @@ from router.core.types import Assignment, Request, WorkerView
 
 
 def check(
-    assignments: Sequence[Assignment], tier: Tier, workers: Sequence[WorkerView], *, memory: bool
+    assignments: Sequence[Assignment],
+    tier: Tier,
+    workers: Sequence[WorkerView],
+    *,
+    memory: bool,
+    busy_from: float = math.inf,
 ) -> None:
-    """Check the contract of ``Policy.assign``; ``memory``: true if a worker's is limited.
+    """Check the contract of ``Policy.assign``.
+
+    Args:
+        assignments: the answer.
+        tier: the requests.
+        workers: those offered.
+        memory: true if a worker's is limited.
+        busy_from: pending prompt tokens from which on requests may wait for a worker.
 
     Raises:
         PolicyError: it is broken.
@@ -38,8 +50,23 @@ def check(
         left = _check_memory(assignments, entered, tier, workers, capacity)
     else:
         left = len(tier) - len(entered) if max(capacity.values()) > 0 else 0
-    if left:
+    if left and not _any_busy(assignments, by_id, workers, busy_from):
         raise PolicyError(f"{left} requests are held back that a worker could take")
+
+
+def _any_busy(
+    assignments: Sequence[Assignment],
+    by_id: Mapping[str, Request],
+    workers: Sequence[WorkerView],
+    busy_from: float,
+) -> bool:
+    """True if a worker has prompts to compute for a step, or would have without its cache."""
+    if math.isinf(busy_from):
+        return False
+    pending = {worker.id: worker.pending_prompt_tokens for worker in workers}
+    for request_id, worker_id in assignments:
+        pending[worker_id] += by_id[request_id].load_tokens
+    return max(pending.values()) >= busy_from
 
 
 def any_fits(tier: Tier, workers: Sequence[WorkerView], *, memory: bool) -> bool:

@@ -211,7 +211,14 @@ class RoundDecider(Generic[W]):
                 wanted = self.pool.room_wanted(given.now, given.gap_tokens)
                 if wanted or self.reservations.lowered:
                     outlook = self.reservations.make_room(wanted, given.views, outlook)
-            known = Known(outlook, self.group.step_time, self.group.hits)
+            known = Known(
+                outlook,
+                self.group.step_time,
+                self.group.hits,
+                given.now,
+                may_wait=self.dispatch is Dispatch.POOL,
+                barrier=self.group.barrier is not False,
+            )
             assignments = assignment.assign(self.policy, given.tiers, given.views, known, *rest)
             if assignments:
                 self.solved = self.policy.last
@@ -240,7 +247,7 @@ class RoundDecider(Generic[W]):
             return False
         cost, crowded = self._shared_cost, len(self.pool) > given.capacity
         delay = empty = 0.0
-        if cost is not None and crowded and self.group.stepping:
+        if cost is not None and crowded and self.solved is not None and self.group.stepping:
             entering = {each.request_id: self.pool[each.request_id] for each in assignments}
             if not any(self.pool.late(request, given.now) for request in entering.values()):
                 delay = delay_s(assignments, entering, given.views, cost, self.group.hits)

@@ -16,6 +16,7 @@ import numpy as np
 from router.core.forecast.forecast import Floats, Ints, Outlook, WorkProfile
 from router.core.kv_blocks import KvBlocks
 from router.core.policies.baselines import PerRequest, fcfs, least_tokens
+from router.core.policies.bfio.prompt_plan import planned
 from router.core.policies.bfio.solver import DEFAULT_MOVES, UNLIMITED, Instance, Memory, solve
 from router.core.policies.policy_protocol import NOTHING, Decision, Known, Policy
 from router.core.policies.room import limited
@@ -55,6 +56,10 @@ class BfIo(Policy):
             loads = np.array([[worker.load_tokens] for worker in workers], dtype=np.float64)
             outlook = Outlook(loads, WorkProfile(), discount=1.0, tie_weight=self._tie_weight)
         tier = waiting if isinstance(waiting, Tier) else Tier.of(waiting)
+        if outlook.profile.prefill_beta > 0 and not _slots_are_short(
+            tier, workers, outlook.profile
+        ):
+            return planned(tier, workers, known, outlook.profile)
         wide = bool((tier.slots > 1).any())
         if wide:
             # Ties go to the first worker; sorting makes the configured order irrelevant.
@@ -69,6 +74,20 @@ class BfIo(Policy):
         self.spent += solution.moves
         done.place(narrow.requests, solution.places)
         return done.assignments
+
+
+def _slots_are_short(tier: Tier, workers: Sequence[WorkerView], profile: WorkProfile) -> bool:
+    """Whether requests wait for slots, and not for the prompt tokens that steps can compute.
+
+    Then all free slots are filled, and still the prompts are less than a step of all workers
+    computes.
+    """
+    free = sum([max(0, worker.capacity) for worker in workers])
+    if len(tier) <= free:
+        return False
+    pending = sum([worker.pending_prompt_tokens for worker in workers])
+    filled = pending + free * float(tier.prompt_tokens.mean())
+    return filled < len(workers) * profile.prefill_chunk
 
 
 class _Placement:

@@ -1,0 +1,143 @@
+"""The plan for prompts: which waiting request is computed where, and which are sent now.
+
+Where workers compute prompts, a placement costs the time that it adds at the barrier, as in
+``prompts.barrier_time``: on worker g, in KV tokens' worth,
+
+    beta (pending_g + s_i - hit_ig) + D max(0, L_g + s_i - max L)
+
+with beta = t_p / t_l. All waiting requests are planned, on busy workers too, since a request may be
+computed sooner behind others where its prefix is cached than at once where it is not. Only what a
+worker needs for its next step is sent. The rest waits in the router and is planned anew at the next
+step: late binding. The least cost goes first, less the time waited, so that short prompts do not
+wait for long ones and nobody waits for ever. The rule is our own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from router.core.forecast.forecast import Bools, Floats, Ints, WorkProfile
+from router.core.policies.policy_protocol import Known
+from router.core.policies.room import Room
+from router.core.queue.tier import Tier
+from router.core.types import Assignment, WorkerView
+
+EXCESS_STEPS = 50
+"""D: steps for which a load above the others' makes them wait; 25 to 100 give nearly the same."""
+
+# Of two workers of equal cost the one with the smaller load, at a price that decides nothing else.
+_TIE = 1e-6
+
+
+# Candidates of a round, the oldest: as many, or as many for each worker.
+_CANDIDATES, _CANDIDATES_EACH = 64, 2
+
+
+def planned(
+    tier: Tier, workers: Sequence[WorkerView], known: Known, profile: WorkProfile
+) -> Sequence[Assignment]:
+    """Requests that the plan sends now; where requests may not wait, all."""
+    room, beta = Room(workers, known), profile.prefill_beta
+    waiting = list(islice(tier, max(_CANDIDATES, _CANDIDATES_EACH * len(workers))))
+    slots = tier.slots[: len(waiting)]
+    sizes = tier.prompt_tokens[: len(waiting)] * slots
+    work = beta * np.repeat(sizes[:, None], len(workers), axis=1)
+    if known.hits is not None:
+        work -= beta * slots[:, None] * np.array([known.hits(request) for request in waiting])
+    waited = np.zeros(len(waiting))
+    if known.step_time is not None and known.step_time.per_prompt_token_s:
+        seconds = known.now_s - np.array([request.arrival_s for request in waiting])
+        waited = seconds * beta / known.step_time.per_prompt_token_s
+    plan = PromptPlan(
+        work,
+        sizes,
+        waited,
+        pending=beta * np.array(room.pending, dtype=np.float64),
+        loads=np.array(room.load_tokens, dtype=np.float64),
+        open_below=beta * profile.prefill_chunk if known.may_wait else math.inf,
+        fits=room.fit(waiting),
+        barrier=known.barrier,
+    )
+    for row, worker in plan.sent():
+        if room.capacity[worker] > 0 and room.fits(worker, waiting[row]):
+            room.place(worker, waiting[row])
+    return room.assignments
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPlan:
+    """One decision: R requests, G workers; in KV tokens' worth unless said.
+
+    Attributes:
+        work: shape (R, G), beta times the prompt tokens that each worker would compute of each.
+        sizes: shape (R,), KV tokens that each request adds.
+        waited: shape (R,), time that each has waited.
+        pending: shape (G,), beta times the prompt tokens that each worker has yet to compute.
+        loads: shape (G,), KV tokens.
+        open_below: a worker with less pending is sent more.
+        fits: shape (R, G), whether a worker could take the request, with a slot and memory.
+        barrier: whether workers wait for each other; else each load costs its own worker alone.
+    """
+
+    work: Floats
+    sizes: Ints
+    waited: Floats
+    pending: Floats
+    loads: Floats
+    open_below: float
+    fits: Bools
+    barrier: bool = True
+
+    def sent(self) -> Iterator[tuple[int, int]]:
+        """Requests to send now, and their workers, in the order of the plan.
+
+        The request of least cost goes first, then the next, by costs with those before it. A pass
+        does many of these steps at once: until the first request that the ones before it send to
+        another worker.
+        """
+        pending, loads = self.pending.copy(), self.loads.copy()
+        left = np.flatnonzero(self.fits.any(axis=1))
+        while len(left) and (pending < self.open_below).any():
+            costs = self._costs(left, pending, loads)
+            best = costs.argmin(axis=1)
+            rows = np.arange(len(left))
+            least = costs[rows, best]
+            costs[rows, best] = np.inf
+            order = np.lexsort((left, least - self.waited[left], best))
+            workers, requests = best[order], left[order]
+            work, sizes = self.work[requests, workers], self.sizes[requests]
+            first = np.concatenate(([True], workers[1:] != workers[:-1]))
+            before = _before(work, first)
+            here, elsewhere = least[order] + before, costs.min(axis=1)[order]
+            waited = self.waited[requests]
+            # Whoever is better off elsewhere comes before those that are due later there.
+            moves = elsewhere < here
+            due = np.min(elsewhere[moves] - waited[moves], initial=np.inf)
+            taken = ~moves & (here - waited <= due)
+            ahead = pending[workers] + before
+            for at in np.flatnonzero(taken & (ahead < self.open_below)).tolist():
+                yield int(requests[at]), int(workers[at])
+            np.add.at(pending, workers[taken], work[taken])
+            np.add.at(loads, workers[taken], sizes[taken])
+            left = np.sort(requests[~taken])
+
+    def _costs(self, left: Ints, pending: Floats, loads: Floats) -> Floats:
+        after = loads + self.sizes[left, None]
+        if self.barrier:
+            after = np.maximum(0.0, after - loads.max())
+        costs = pending + self.work[left] + EXCESS_STEPS * after + _TIE * loads
+        costs[~self.fits[left]] = np.inf
+        return costs
+
+
+def _before(work: Floats, first: Bools) -> Floats:
+    """Sum of the work before each, since the last ``first``."""
+    total = np.cumsum(work) - work
+    starts = np.flatnonzero(first)
+    sums: Floats = total - np.repeat(total[starts], np.diff(np.append(starts, len(work))))
+    return sums
