@@ -23,6 +23,7 @@ class Known:
         now_s: time of the round.
         may_wait: whether a request may wait for a busy worker, instead of going to a free one.
         barrier: whether the workers wait for each other at each step.
+        crowded: whether more requests wait than there are free slots.
     """
 
     outlook: Outlook | None = None
@@ -31,6 +32,7 @@ class Known:
     now_s: float = 0.0
     may_wait: bool = False
     barrier: bool = True
+    crowded: bool = False
 
 
 NOTHING = Known()

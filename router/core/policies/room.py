@@ -107,7 +107,8 @@ class Room:
         if not self._limited:
             return np.repeat(free[None], len(waiting), axis=0)
         needs = self.needs(waiting)
-        return np.array([self.fit_on(i, needs) for i in range(len(free))]).T & free
+        fits: Bools = np.array([self.fit_on(i, needs) for i in range(len(free))]).T & free
+        return fits
 
     def fit_on(self, index: int, needs: Sequence[Ints]) -> Bools:
         """``fits``, elementwise."""

@@ -218,6 +218,7 @@ class RoundDecider(Generic[W]):
                 given.now,
                 may_wait=self.dispatch is Dispatch.POOL,
                 barrier=self.group.barrier is not False,
+                crowded=len(self.pool) > given.capacity,
             )
             assignments = assignment.assign(self.policy, given.tiers, given.views, known, *rest)
             if assignments:

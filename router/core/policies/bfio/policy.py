@@ -2,7 +2,8 @@
 
 Loads are the outlook's over its look-ahead; without one, the views' loads and H = 0. The program's
 quadratic term is not in the paper: all fillings under the maximum have equal imbalance, so it
-breaks ties. Deterministic.
+breaks ties. Where workers compute prompts, and slots are not what requests wait for, the plan of
+``prompt_plan`` decides instead. Deterministic.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from router.core.policies.policy_protocol import NOTHING, Decision, Known, Polic
 from router.core.policies.room import limited
 from router.core.queue.tier import Tier
 from router.core.types import Assignment, Request, WorkerView
+
+# Prompt tokens pending, as a share of what a step of all workers computes. From a tenth to the
+# whole the simulated figures are much the same.
+_LITTLE_PENDING = 0.5
 
 
 class BfIo(Policy):
@@ -57,7 +62,7 @@ class BfIo(Policy):
             outlook = Outlook(loads, WorkProfile(), discount=1.0, tie_weight=self._tie_weight)
         tier = waiting if isinstance(waiting, Tier) else Tier.of(waiting)
         if outlook.profile.prefill_beta > 0 and not _slots_are_short(
-            tier, workers, outlook.profile
+            workers, known, outlook.profile
         ):
             return planned(tier, workers, known, outlook.profile)
         wide = bool((tier.slots > 1).any())
@@ -76,18 +81,10 @@ class BfIo(Policy):
         return done.assignments
 
 
-def _slots_are_short(tier: Tier, workers: Sequence[WorkerView], profile: WorkProfile) -> bool:
-    """Whether requests wait for slots, and not for the prompt tokens that steps can compute.
-
-    Then all free slots are filled, and still the prompts are less than a step of all workers
-    computes.
-    """
-    free = sum([max(0, worker.capacity) for worker in workers])
-    if len(tier) <= free:
-        return False
+def _slots_are_short(workers: Sequence[WorkerView], known: Known, profile: WorkProfile) -> bool:
+    """Whether requests wait for slots, and not for the prompt tokens that steps can compute."""
     pending = sum([worker.pending_prompt_tokens for worker in workers])
-    filled = pending + free * float(tier.prompt_tokens.mean())
-    return filled < len(workers) * profile.prefill_chunk
+    return known.crowded and pending < _LITTLE_PENDING * len(workers) * profile.prefill_chunk
 
 
 class _Placement:

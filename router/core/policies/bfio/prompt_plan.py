@@ -42,18 +42,34 @@ def planned(
     tier: Tier, workers: Sequence[WorkerView], known: Known, profile: WorkProfile
 ) -> Sequence[Assignment]:
     """Requests that the plan sends now; where requests may not wait, all."""
-    room, beta = Room(workers, known), profile.prefill_beta
-    waiting = list(islice(tier, max(_CANDIDATES, _CANDIDATES_EACH * len(workers))))
-    slots = tier.slots[: len(waiting)]
-    sizes = tier.prompt_tokens[: len(waiting)] * slots
-    work = beta * np.repeat(sizes[:, None], len(workers), axis=1)
+    room = Room(workers, known)
+    left = list(islice(tier, max(_CANDIDATES, _CANDIDATES_EACH * len(workers))))
+    while left:
+        plan = _plan(Tier.of(left), room, profile)
+        refused = False
+        sent = set()
+        for row, worker in plan.sent():
+            if room.capacity[worker] > 0 and room.fits(worker, left[row]):
+                room.place(worker, left[row])
+                sent.add(row)
+            else:
+                refused = True
+        # Whom a worker has no room for, after all, may go to another.
+        left = [request for row, request in enumerate(left) if row not in sent] if refused else []
+    return room.assignments
+
+
+def _plan(waiting: Tier, room: Room, profile: WorkProfile) -> PromptPlan:
+    known, beta = room.known, profile.prefill_beta
+    sizes = waiting.prompt_tokens * waiting.slots
+    work = beta * np.repeat(sizes[:, None], len(room.ids), axis=1)
     if known.hits is not None:
-        work -= beta * slots[:, None] * np.array([known.hits(request) for request in waiting])
+        work -= beta * waiting.slots[:, None] * np.array([known.hits(each) for each in waiting])
     waited = np.zeros(len(waiting))
     if known.step_time is not None and known.step_time.per_prompt_token_s:
         seconds = known.now_s - np.array([request.arrival_s for request in waiting])
         waited = seconds * beta / known.step_time.per_prompt_token_s
-    plan = PromptPlan(
+    return PromptPlan(
         work,
         sizes,
         waited,
@@ -63,10 +79,6 @@ def planned(
         fits=room.fit(waiting),
         barrier=known.barrier,
     )
-    for row, worker in plan.sent():
-        if room.capacity[worker] > 0 and room.fits(worker, waiting[row]):
-            room.place(worker, waiting[row])
-    return room.assignments
 
 
 @dataclass(frozen=True, slots=True)
