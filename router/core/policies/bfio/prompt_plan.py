@@ -34,7 +34,7 @@ EXCESS_STEPS = 50
 _TIE = 1e-6
 
 
-# Candidates of a round, the oldest: as many, or as many for each worker.
+# Candidates of a round, the oldest: as many, or as many for each open worker.
 _CANDIDATES, _CANDIDATES_EACH = 64, 2
 
 
@@ -43,7 +43,8 @@ def planned(
 ) -> Sequence[Assignment]:
     """Requests that the plan sends now; where requests may not wait, all."""
     room = Room(workers, known)
-    left = list(islice(tier, max(_CANDIDATES, _CANDIDATES_EACH * len(workers))))
+    open_ = sum([worker.pending_prompt_tokens < profile.prefill_chunk for worker in workers])
+    left = list(islice(tier, max(_CANDIDATES, _CANDIDATES_EACH * open_)))
     while left:
         plan = _plan(Tier.of(left), room, profile)
         refused = False
@@ -64,7 +65,8 @@ def _plan(waiting: Tier, room: Room, profile: WorkProfile) -> PromptPlan:
     sizes = waiting.prompt_tokens * waiting.slots
     work = beta * np.repeat(sizes[:, None], len(room.ids), axis=1)
     if known.hits is not None:
-        work -= beta * waiting.slots[:, None] * np.array([known.hits(each) for each in waiting])
+        hits = np.array([known.hits(each) for each in waiting], dtype=np.float64)
+        work -= beta * waiting.slots[:, None] * hits
     waited = np.zeros(len(waiting))
     if known.step_time is not None and known.step_time.per_prompt_token_s:
         seconds = known.now_s - np.array([request.arrival_s for request in waiting])
@@ -114,19 +116,14 @@ class PromptPlan:
         """
         pending, loads = self.pending.copy(), self.loads.copy()
         left = np.flatnonzero(self.fits.any(axis=1))
+        best, least, other = self._best(left, pending, loads)
         while len(left) and (pending < self.open_below).any():
-            costs = self._costs(left, pending, loads)
-            best = costs.argmin(axis=1)
-            rows = np.arange(len(left))
-            least = costs[rows, best]
-            costs[rows, best] = np.inf
             order = np.lexsort((left, least - self.waited[left], best))
             workers, requests = best[order], left[order]
-            work, sizes = self.work[requests, workers], self.sizes[requests]
+            work, waited = self.work[requests, workers], self.waited[requests]
             first = np.concatenate(([True], workers[1:] != workers[:-1]))
             before = _before(work, first)
-            here, elsewhere = least[order] + before, costs.min(axis=1)[order]
-            waited = self.waited[requests]
+            here, elsewhere = least[order] + before, other[order]
             # Whoever is better off elsewhere comes before those that are due later there.
             moves = elsewhere < here
             due = np.min(elsewhere[moves] - waited[moves], initial=np.inf)
@@ -134,17 +131,30 @@ class PromptPlan:
             ahead = pending[workers] + before
             for at in np.flatnonzero(taken & (ahead < self.open_below)).tolist():
                 yield int(requests[at]), int(workers[at])
+            fullest = loads.max()
             np.add.at(pending, workers[taken], work[taken])
-            np.add.at(loads, workers[taken], sizes[taken])
-            left = np.sort(requests[~taken])
+            np.add.at(loads, workers[taken], self.sizes[requests[taken]])
+            kept = np.ones(len(left), dtype=np.bool_)
+            kept[order[taken]] = False
+            left, best, least, other = left[kept], best[kept], least[kept], other[kept]
+            # Costs have risen on the workers that took somebody; on all others if loads lead less.
+            risen = np.full(len(loads), loads.max() != fullest)
+            risen[workers[taken]] = True
+            stale = risen[best]
+            best[stale], least[stale], other[stale] = self._best(left[stale], pending, loads)
 
-    def _costs(self, left: Ints, pending: Floats, loads: Floats) -> Floats:
-        after = loads + self.sizes[left, None]
-        if self.barrier:
-            after = np.maximum(0.0, after - loads.max())
-        costs = pending + self.work[left] + EXCESS_STEPS * after + _TIE * loads
-        costs[~self.fits[left]] = np.inf
-        return costs
+    def _best(self, rows: Ints, pending: Floats, loads: Floats) -> tuple[Ints, Floats, Floats]:
+        """Of these requests the worker of least cost, its cost, and the least of the others."""
+        costs = self.work[rows] + pending
+        after = self.sizes[rows, None] + (loads - loads.max() if self.barrier else loads)
+        costs += EXCESS_STEPS * np.maximum(0.0, after)
+        costs += _TIE * loads
+        costs[~self.fits[rows]] = np.inf
+        best = costs.argmin(axis=1)
+        every = np.arange(len(rows))
+        least = costs[every, best]
+        costs[every, best] = np.inf
+        return best, least, costs.min(axis=1, initial=np.inf)
 
 
 def _before(work: Floats, first: Bools) -> Floats:
