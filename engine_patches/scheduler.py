@@ -17,8 +17,10 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from engine_patches.plugin.compat import EngineView, version, watch_dummy_batches
+from engine_patches.plugin.compat_cache import open_cache
 from engine_patches.plugin.entrance import Entrance
 from engine_patches.plugin.gate import AdmissionGate
+from engine_patches.plugin.prefixes import CachedPrefixes
 from engine_patches.plugin.reporter import Reporter, log
 from engine_patches.plugin.settings import read_settings
 
@@ -40,7 +42,9 @@ class EvenstepMixin:
             self._gate = AdmissionGate(
                 engine, Entrance(self), settings.admission, ahead=self._ahead
             )
-        self.evenstep = Reporter(engine, settings, admissible=self._gate)
+        cache = open_cache(self, engine.memory.groups)
+        prefixes = None if cache is None else CachedPrefixes(cache)
+        self.evenstep = Reporter(engine, settings, admissible=self._gate, prefixes=prefixes)
         log.info(
             "evenstep: vLLM %s, the state of every step at %s; admission: %s",
             version(),

@@ -295,12 +295,12 @@ def check(scheduler: Any) -> None:
         PlugInError: something is missing; the message names it and vLLM's version.
     """
     missing = _missing(scheduler, SCHEDULER, CLASSES)
-    if not any(_has(scheduler, name) for name in SLOTS):
+    if not any(has(scheduler, name) for name in SLOTS):
         missing.append(f"Scheduler.{' or '.join(SLOTS)}")
     missing.extend(_missing_arguments(type(scheduler)))
     if not missing:
         for manager in scheduler.kv_cache_manager.coordinator.single_type_managers:
-            missing.extend(f"KV group's {name}" for name in MANAGER if not _has(manager, name))
+            missing.extend(f"KV group's {name}" for name in MANAGER if not has(manager, name))
     if not missing:
         missing.extend(refused_calls(scheduler))
     if missing:
@@ -332,7 +332,7 @@ def check_names(scheduler: Any, paths: Iterable[str], classes: Mapping[str, Iter
 def _missing(
     scheduler: Any, paths: Iterable[str], classes: Mapping[str, Iterable[str]]
 ) -> list[str]:
-    missing = [f"Scheduler.{path}" for path in paths if not _has(scheduler, path)]
+    missing = [f"Scheduler.{path}" for path in paths if not has(scheduler, path)]
     for path, names in classes.items():
         missing.extend(missing_fields(path, names))
     return missing
@@ -375,7 +375,8 @@ def missing_fields(path: str, names: Iterable[str]) -> Iterator[str]:
             yield f"{name}.{field}"
 
 
-def _has(owner: Any, path: str) -> bool:
+def has(owner: Any, path: str) -> bool:
+    """Whether an object has an attribute, or one of one of its attributes."""
     try:
         attrgetter(path)(owner)
     except AttributeError:

@@ -18,6 +18,7 @@ import zmq
 from engine_patches.plugin import compat
 from engine_patches.plugin.compat import EngineView
 from engine_patches.plugin.harmless import harmless
+from engine_patches.plugin.prefixes import CachedPrefixes
 from engine_patches.plugin.settings import PlugInError, Settings
 from engine_patches.plugin.state import EngineRequest, EngineState, Step
 from engine_patches.power.nvml import NvmlSource, open_source
@@ -63,6 +64,7 @@ class Reporter:
 
     Args:
         admissible: None: vLLM's free memory.
+        prefixes: what the prefix cache holds; None: it is not told.
         clock: for step durations, seconds.
 
     Raises:
@@ -75,6 +77,7 @@ class Reporter:
         settings: Settings,
         *,
         admissible: Admissible | None = None,
+        prefixes: CachedPrefixes | None = None,
         clock: Callable[[], float] = time.perf_counter,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -82,6 +85,7 @@ class Reporter:
         self.endpoint = settings.endpoint(engine.rank)
         self._engine = engine
         self._admissible = admissible
+        self._prefixes = prefixes
         self._clock = clock
         self._wall = wall
         self._state = EngineState()
@@ -110,6 +114,8 @@ class Reporter:
         if self._ends is not None:
             compat.mark(request, self._ends.number(request.request_id))
         self._state.arrived(request)
+        if self._prefixes is not None:
+            self._prefixes.arrived(request)
 
     @_ends_stream
     def scheduled(self, output: Any, began_s: float) -> None:
@@ -121,6 +127,8 @@ class Reporter:
         self._state.flushed(output.finished_req_ids)
         for id_, cached_tokens in compat.admissions(output):
             self._state.admitted(id_, cached_tokens)
+            if self._prefixes is not None:
+                self._prefixes.admitted(id_)
 
     @_ends_stream
     def idled(self) -> None:
@@ -146,6 +154,8 @@ class Reporter:
                 if self._ends is not None:
                     step = step._replace(end_probabilities=self._ends.changed())
                 changes = self._state.advance(step)
+                if self._prefixes is not None:
+                    self._prefixes.stepped(changes.finished)
                 self._describe(publisher.message)
                 publisher.message.step_s = now_s - began_s if tokens else 0.0
                 publisher.message.scheduled_prefill_tokens = changes.prefill_tokens
@@ -201,6 +211,7 @@ class Reporter:
                 context=self._context,
                 rows=self._state.rows,
                 prepare=self._prepare,
+                cached=None if self._prefixes is None else self._prefixes.cached,
             )
         except zmq.ZMQError as error:
             self._close_context()

@@ -15,8 +15,15 @@ from typing import Literal
 import msgspec
 import zmq
 
+from engine_patches.stream.cached_blocks import CachedBlocks
 from engine_patches.stream.rows import PlacedRow, ReportedRows, Row
-from router.core.types import DEFAULT_SLOTS, SCHEMA_VERSION, KvGroup, RunningRequest
+from router.core.types import (
+    DEFAULT_SLOTS,
+    SCHEMA_VERSION,
+    KvGroup,
+    PromptChain,
+    RunningRequest,
+)
 from router.core.wire import full_endpoint
 
 HEARTBEAT_S = 1.0
@@ -90,6 +97,11 @@ class SnapshotMessage(msgspec.Struct, omit_defaults=True):
     waiting_routed: int | None = None
     admissible_blocks: int | None = None
     growths: bytes = b""
+    cache_block: int = 0
+    blocks_stored: bytes = b""
+    blocks_removed: bytes = b""
+    blocks_cleared: bool = False
+    chains: Sequence[PromptChain] = ()
 
 
 _REPORTED = tuple(
@@ -107,6 +119,7 @@ class SnapshotPublisher:
         clock: wall clock, seconds since 1970.
         rows: all running requests for a full snapshot; by default those last published.
         prepare: sets options of both sockets before they are bound.
+        cached: the prefix cache; None: nothing is told of it.
 
     Attributes:
         lock: held while a message is built; hold it to change ``message`` or what
@@ -129,6 +142,7 @@ class SnapshotPublisher:
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         rows: Callable[[], Iterable[Row | PlacedRow]] | None = None,
         prepare: Callable[[zmq.Socket[bytes]], None] = lambda _: None,
+        cached: CachedBlocks | None = None,
     ) -> None:
         self.epoch = secrets.token_hex(8)
         self.sequence = 0
@@ -148,6 +162,7 @@ class SnapshotPublisher:
         )
         self._note(initial)
         self._clock = clock
+        self._cached = cached or CachedBlocks(0)
         self._reported = ReportedRows(initial.rows)
         self._all_rows = rows or self._reported.placed
         self._idle = not initial.rows
@@ -240,6 +255,7 @@ class SnapshotPublisher:
 
     def _full(self) -> bytes:
         rows = [RunningRequest(*row) for row in self._all_rows()]
+        cached = self._cached
         full = msgspec.structs.replace(
             self.message,
             kind="full",
@@ -248,6 +264,11 @@ class SnapshotPublisher:
             finished=(),
             preempted=(),
             growths=b"",
+            cache_block=cached.block_tokens,
+            blocks_stored=cached.held(),
+            blocks_removed=b"",
+            blocks_cleared=False,
+            chains=(),
         )
         return _encode(full)
 
@@ -258,6 +279,9 @@ class SnapshotPublisher:
     def _send_delta(self, message: SnapshotMessage) -> None:
         self.sequence += 1
         message.sequence = self.sequence
+        changes = self._cached.take()
+        message.cache_block, message.blocks_stored, message.blocks_removed = changes[:3]
+        message.blocks_cleared, message.chains = changes[3:]
         self._sent_s = message.time_s
         self._send(_encode(message), zmq.NOBLOCK)
 

@@ -1,6 +1,6 @@
 """What the vLLM plug-in costs a step.
 
-    python tests/bench/bench_plugin.py [--steps 200] [--engine] [--json FILE]
+    python tests/bench/bench_plugin.py [--steps 200] [--engine | --cache] [--json FILE]
 
 vLLM's own schedulers without a model: all slots are busy, requests make 200 tokens on average, one
 in a step, two, or one to four at random (drafts), a router reads. A scheduler with the plug-in and
@@ -10,6 +10,10 @@ speed.
 
 ``--engine``: two whole engines (a random model of 16 layers, 32 running) take turns step by step,
 and so does the plug-in between them. Medians of the difference of their steps; limit: 1 %.
+
+``--cache``: what it costs to tell the prefix cache, with 256 decoding requests and blocks of 16
+tokens, and for a prompt, seen before or not. CPU time of the hooks; what vLLM's own hashes of the
+prompt cost, and its whole step, stand beside it.
 
 ``--json`` replaces one part of the file. Needs the CPU engine (`make engine`); does nothing
 without it.
@@ -30,6 +34,7 @@ CODE = (
     "engine_patches",
     "tests/support/real_engines.py",
     "tests/support/real_schedulers.py",
+    "tests/support/cache_bench.py",
     "tests/bench/bench_plugin.py",
 )
 
@@ -42,18 +47,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="of each run")
     parser.add_argument("--engine", action="store_true", help="whole engines, with a model")
     parser.add_argument("--json", type=Path, help="file for what was measured")
+    parser.add_argument("--cache", action="store_true", help="what the prefix cache costs")
     arguments = parser.parse_args()
     engine = installation()
     if engine is None:
         print("no engine: run `make engine` first")
         return
-    measure = measure_engines if arguments.engine else measure_schedulers
+    name = "engine" if arguments.engine else "cache" if arguments.cache else "schedulers"
+    measure = MEASURES[name]
     loads = [os.getloadavg()[0]]
     measured = measure(engine, arguments.steps)
     loads.append(os.getloadavg()[0])
     if arguments.json is not None:
         part = {"steps": arguments.steps, "load_averages": [round(one, 1) for one in loads]}
-        name = "engine" if arguments.engine else "schedulers"
         header = origin(Engines.REAL, CODE, vllm=engine.vllm)
         write_part(arguments.json, name, part | measured, header)
 
@@ -72,6 +78,13 @@ def measure_schedulers(engine: Installation, steps: int) -> dict[str, Any]:
     return {"rows": exact}
 
 
+def measure_cache(engine: Installation, steps: int) -> dict[str, Any]:
+    rows = real_schedulers(engine, "bench_cache", steps)
+    for name, row in rows.items():
+        print(f"{name:24}", ", ".join(f"{key} {value:.0f}" for key, value in row.items()))
+    return {name: {key: round(row[key], 2) for key in row} for name, row in rows.items()}
+
+
 def measure_engines(engine: Installation, steps: int) -> dict[str, Any]:
     print("median step   without us   more with it, us   each run's, us")
     measured = real_engines(engine, "steps", steps)
@@ -84,6 +97,9 @@ def measure_engines(engine: Installation, steps: int) -> dict[str, Any]:
 def share(row: dict[str, Any]) -> str:
     """What a step takes more, as the page says it."""
     return f"{row['more_us']:.0f} us ({row['more_us'] / row['without_us']:.1%})".replace("%", " %")
+
+
+MEASURES = {"schedulers": measure_schedulers, "engine": measure_engines, "cache": measure_cache}
 
 
 if __name__ == "__main__":

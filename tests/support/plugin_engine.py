@@ -56,6 +56,90 @@ class Queue(list[Any]):
         self[:] = [one for one in self if one not in requests]
 
 
+@dataclass
+class LoRARequest:
+    lora_name: str
+
+
+@dataclass
+class PlaceholderRange:
+    offset: int
+
+
+@dataclass
+class MultiModalFeatureSpec:
+    identifier: str
+    mm_position: PlaceholderRange
+
+
+@dataclass
+class KVCacheBlock:
+    """``block_hash`` has the KV group's number at its end."""
+
+    block_id: int
+    block_hash: bytes | None = None
+    is_null: bool = False
+
+
+class BlockHashToBlockMap:
+    """Blocks by content."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[bytes, list[KVCacheBlock]] = {}
+
+    def get_one_block(self, key: bytes) -> KVCacheBlock | None:
+        return next(iter(self.blocks.get(key, ())), None)
+
+
+class BlockPool:
+    """Blocks of a prefix cache; the test plays the managers that use it."""
+
+    hash_block_size = 16
+
+    def __init__(self, blocks: int = 64) -> None:
+        self.blocks = [KVCacheBlock(number) for number in range(blocks)]
+        self.cached_block_hash_to_block = BlockHashToBlockMap()
+        self.resets = True
+
+    def cache_full_blocks(
+        self,
+        request: Request,
+        blocks: list[KVCacheBlock],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+        block_mask: object = None,
+    ) -> None:
+        for position in range(num_cached_blocks, num_full_blocks):
+            if not blocks[position].is_null:
+                number = (position + 1) * block_size // self.hash_block_size - 1
+                key = request.block_hashes[number] + kv_cache_group_id.to_bytes(4, "big")
+                blocks[position].block_hash = key
+                same = self.cached_block_hash_to_block.blocks.setdefault(key, [])
+                same.append(blocks[position])
+
+    def evict(self, block: KVCacheBlock) -> None:
+        self._remove_cached_block_hashes(block)
+
+    def _remove_cached_block_hashes(self, block: KVCacheBlock) -> list[bytes]:
+        key, block.block_hash = block.block_hash, None
+        if key is None:
+            return []
+        same = self.cached_block_hash_to_block.blocks[key]
+        same.remove(block)
+        if not same:
+            del self.cached_block_hash_to_block.blocks[key]
+        return [key]
+
+    def reset_prefix_cache(self) -> bool:
+        if self.resets:
+            self.cached_block_hash_to_block = BlockHashToBlockMap()
+            for block in self.blocks:
+                block.block_hash = None
+        return self.resets
+
+
 class Request:
     """An engine's request; ``computed_tokens`` are those of steps whose results are in."""
 
@@ -77,9 +161,14 @@ class Request:
         self.in_flight = 0
         self.stale = 0
         self.drop_stale_output = False
-        self.block_hashes: list[str] = []
+        self.block_hashes: list[Any] = []
         self.num_in_flight_tokens = 0
         self.skip_reading_prefix_cache = False
+        self.all_token_ids: list[int] = []
+        self.cache_salt: str | None = None
+        self.lora_request: LoRARequest | None = None
+        self.mm_features: list[MultiModalFeatureSpec] = []
+        self.prompt_embeds: object | None = None
 
     @property
     def num_stale_output_tokens(self) -> int:
@@ -404,6 +493,12 @@ _CONTENTS: Mapping[str, Mapping[str, object]] = {
         "EngineCoreOutputs": EngineCoreOutputs,
     },
     "vllm.v1.engine.core": {"DPEngineCoreProc": DPEngineCoreProc},
+    "vllm.lora.request": {"LoRARequest": LoRARequest},
+    "vllm.multimodal.inputs": {
+        "MultiModalFeatureSpec": MultiModalFeatureSpec,
+        "PlaceholderRange": PlaceholderRange,
+    },
+    "vllm.v1.core.kv_cache_utils": {"KVCacheBlock": KVCacheBlock},
     "vllm.sampling_params": {"SamplingParams": SamplingParams},
     "vllm.v1.sample.logits_processor.interface": {"BatchUpdate": BatchUpdate},
     "vllm.v1.kv_cache_interface": {"KVCacheTensor": KVCacheTensor},

@@ -10,6 +10,7 @@ import json
 import random
 import sys
 import tempfile
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,9 +21,11 @@ import zmq
 from deploy.engine.serve import write_metadata
 from engine_patches.plugin.compat_admission import PREDICTED_KEY
 from engine_patches.plugin.settings import PlugInError
+from router.core.prefix.ids import block_ids, chain, seed
 from router.core.state.feed import Feed
 from router.core.wire import decode, full_endpoint
 from tests.support.kv_models import KvModel
+from tests.support.prefix_view import PrefixView
 
 BLOCK_TOKENS = 32
 NGRAM = {"method": "ngram", "prompt_lookup_max": 4}
@@ -52,6 +55,8 @@ class Schedulers:
         drafts: int = 0,
         watermark: float = 0.0,
         model: KvModel | None = None,
+        block_tokens: int = BLOCK_TOKENS,
+        longest: int = 4096,
         **settings: Any,
     ) -> Any:
         """``Scheduler`` and ``AsyncScheduler`` are vLLM's, with ``Evenstep`` before it ours.
@@ -80,10 +85,10 @@ class Schedulers:
         config = EngineArgs(
             model=self._model,
             enforce_eager=True,
-            block_size=BLOCK_TOKENS,
+            block_size=block_tokens,
             max_num_seqs=slots,
             max_num_batched_tokens=step_tokens,
-            max_model_len=4096,
+            max_model_len=longest,
             enable_prefix_caching=caching,
             kv_transfer_config=connector if remote else None,
             speculative_config={**NGRAM, "num_speculative_tokens": drafts} if drafts else None,
@@ -94,7 +99,7 @@ class Schedulers:
         config.cache_config.num_gpu_blocks = blocks
         config.scheduler_config.watermark = watermark
         spec = FullAttentionSpec(
-            block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=32, dtype=torch.bfloat16
+            block_size=block_tokens, num_kv_heads=1, head_size=32, dtype=torch.bfloat16
         )
         groups = [KVCacheGroupSpec(["layer"], spec)]
         if model is not None:
@@ -103,12 +108,12 @@ class Schedulers:
             config.scheduler_config.async_scheduling = "Async" in flavour
             groups = model.groups(config)
         cache = KVCacheConfig(blocks, [], groups)
-        block_tokens, hashed_tokens = resolve_kv_cache_block_sizes(cache, config)
+        size, hashed_tokens = resolve_kv_cache_block_sizes(cache, config)
         return _classes()[flavour](
             config,
             cache,
             StructuredOutputManager(config),
-            block_size=block_tokens,
+            block_size=size,
             hash_block_size=hashed_tokens,
             log_stats=True,
         )
@@ -152,6 +157,7 @@ class Driver:
         self._queue: deque[Any] = deque()
         self._connector = scheduler.connector
         self._requests = 0
+        self.submitted: list[Any] = []
 
     def submit(
         self,
@@ -180,9 +186,9 @@ class Driver:
         parameters = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         if predicted is not None:
             parameters.extra_args = {PREDICTED_KEY: predicted}
-        self.scheduler.add_request(
-            Request(id_, prompt, parameters, None, block_hasher=self._hasher, resumable=session)
-        )
+        one = Request(id_, prompt, parameters, None, block_hasher=self._hasher, resumable=session)
+        self.submitted.append(one)
+        self.scheduler.add_request(one)
 
     def abort(self, id_: str) -> None:
         from vllm.v1.request import RequestStatus
@@ -236,6 +242,7 @@ class Reader:
         self.stream.setsockopt(zmq.SUBSCRIBE, b"")
         self.dealer = self._connect(zmq.DEALER, full_endpoint(endpoint))
         self.feed = Feed()
+        self.prefixes = PrefixView()
         self.finished: list[str] = []
         self.bytes = self.growths = 0
         self.last = self._take(self.stream.recv())
@@ -253,9 +260,15 @@ class Reader:
         self.bytes += len(message)
         self.last = decode(message)
         self.feed.apply(self.last, 0.0)
+        self.prefixes.apply(self.last)
         self.growths += self.last.kind == "growth"
         self.finished.extend(self.last.finished)
         return self.last
+
+    def ask(self) -> Any:
+        """A full snapshot, aside."""
+        self.dealer.send(b"")
+        return decode(self.dealer.recv())
 
     def until(self, sequence: int) -> Any:
         """The snapshot with this sequence number, all before it taken in."""
@@ -291,6 +304,7 @@ def check(
     driver = Driver(scheduler, ahead, hasher, lambda: rng.randint(0, drafts))
     reader = Reader(scheduler.evenstep.endpoint)
     seen = {"steps": 0, "prefills_cut": 0, "cached": 0, "preempted": 0, "aborted": 0}
+    seen |= {"most_blocks": 0, "chains": 0, "answer_blocks": 0}
     submitted: list[str] = []
     shared = [rng.randrange(10, 200) for _ in range(160)]
     for step in range(steps):
@@ -303,7 +317,9 @@ def check(
             driver.abort(rng.choice(submitted))
         if driver.step() is not None:
             compare(scheduler, reader, seen)
+            compare_cache(driver, reader, seen)
     end(driver, reader, submitted, seen)
+    compare_chains(driver, reader, seen)
     seen["preempted"] = reader.last.preemptions_total
     if drafts:
         seen["growths"] = reader.growths
@@ -346,6 +362,39 @@ def compare(scheduler: Any, reader: Reader, seen: dict[str, int]) -> None:
     seen["steps"] += told.step_s > 0
     seen["prefills_cut"] += any(one.prefill_left for one in told.running)
     seen["cached"] += any(one.cached_tokens for one in told.running)
+
+
+def compare_cache(driver: Driver, reader: Reader, seen: dict[str, int]) -> None:
+    """The blocks told beside those of vLLM's block pool, by content."""
+    ids_of: dict[bytes, int] = {}
+    for one in driver.submitted:
+        told = array("Q", own_ids(one))
+        ids_of.update(zip(one.block_hashes, told, strict=False))
+    cached = driver.scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block._cache
+    held = {ids_of[key[:-4]] for key in cached}
+    assert reader.prefixes.held == held
+    seen["most_blocks"] = max(seen["most_blocks"], len(held))
+    if not seen["steps"] % 10:
+        full = reader.ask()
+        assert {*array("Q", full.blocks_stored)} == reader.prefixes.held
+        assert full.sequence == reader.last.sequence
+
+
+def compare_chains(driver: Driver, reader: Reader, seen: dict[str, int]) -> None:
+    """Of each request that got a slot: its prompt's blocks, and those that its answer filled."""
+    for one in driver.submitted:
+        told, own = reader.prefixes.chain(one.request_id), own_ids(one)
+        prompt = one.num_prompt_tokens // BLOCK_TOKENS * 8
+        assert told == own[: len(told)]
+        if told:
+            assert prompt <= len(told)
+            seen["answer_blocks"] += (len(told) - prompt) // 8
+            seen["chains"] += 1
+    assert len({one.request_id for one in driver.submitted}) == len(driver.submitted)
+
+
+def own_ids(request: Any) -> bytes:
+    return block_ids(chain(request.all_token_ids, seed()), BLOCK_TOKENS)
 
 
 def resident(one: Any) -> int:
@@ -429,6 +478,12 @@ def _bench_large(make: Schedulers, steps: int) -> dict[str, Any]:
     return _bench(make, steps, (1024,))
 
 
+def _bench_cache(make: Schedulers, steps: int) -> dict[str, Any]:
+    from tests.support.cache_bench import bench_cache
+
+    return bench_cache(make, steps)
+
+
 def _model(make: Schedulers, steps: int) -> dict[str, Any]:
     from tests.support.model_beside_vllm import beside
 
@@ -439,6 +494,7 @@ TASKS = {
     "admission": _admission,
     "agents": _agents,
     "bench": _bench,
+    "bench_cache": _bench_cache,
     "bench_large": _bench_large,
     "capacity": _capacity,
     "check": _check,

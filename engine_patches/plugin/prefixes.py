@@ -1,0 +1,149 @@
+"""What an engine's prefix cache holds, by ids that are alike on all engines; see ``ids``.
+
+vLLM tells blocks apart by hashes that differ from engine to engine. A request's ids are computed
+from its tokens, once per block: those of its prompt when a first block is cached or it gets a slot.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from engine_patches.plugin.compat_cache import (
+    BlockCache,
+    beside,
+    has_ids,
+    seed_of,
+    tokens,
+)
+from engine_patches.plugin.harmless import harmless
+from engine_patches.stream.cached_blocks import CachedBlocks
+from router.core.prefix.ids import block_ids, chain
+from router.core.wire import request_token
+
+_ends_prefixes = harmless("routers are not told any more what the prefix cache holds")
+
+
+class _Chain:
+    """Ids of a request's blocks so far, and whether those of its prompt were told."""
+
+    __slots__ = ("ids", "prompt_blocks", "request", "told")
+
+    def __init__(self, request: Any, prompt_blocks: int) -> None:
+        self.request = request
+        self.prompt_blocks = prompt_blocks
+        self.ids = array("Q")
+        self.told = False
+
+
+class CachedPrefixes:
+    """The blocks of one engine's prefix cache, and of its requests; a fault ends it alone.
+
+    Attributes:
+        cached: what the stream tells.
+    """
+
+    def __init__(self, cache: BlockCache) -> None:
+        self.cached = CachedBlocks(cache.block_tokens)
+        self._cache = cache
+        self._size = cache.block_tokens
+        self._chains: dict[str, _Chain] = {}
+        # Ids of cached blocks, by their number in the pool.
+        self._ids: dict[int, int] = {}
+        # Blocks without ids yet: all of a step together take half the time.
+        self._fresh: dict[int, tuple[_Chain, int]] = {}
+        cache.watch(self._stored, self._removed, self._cleared)
+
+    @property
+    def failed(self) -> bool:
+        return not self.cached.block_tokens
+
+    @failed.setter
+    def failed(self, _: bool) -> None:
+        self.cached.end()
+        for held in (self._chains, self._ids, self._fresh):
+            held.clear()
+
+    @_ends_prefixes
+    def arrived(self, request: Any) -> None:
+        """Note a request, or the next input of a session, whose prompt is longer then."""
+        if has_ids(request):
+            blocks = request.num_prompt_tokens // self._size
+            self._chains[request.request_id] = _Chain(request, blocks)
+
+    @_ends_prefixes
+    def admitted(self, id_: str) -> None:
+        """Tell the blocks of a router's request, the first time that it gets a slot."""
+        one = self._chains.get(id_)
+        if one is not None and not one.told and request_token(id_) is not None:
+            one.told = True
+            self._extend(one, one.prompt_blocks)
+            self.cached.entered(id_, one.ids[: one.prompt_blocks])
+
+    @_ends_prefixes
+    def stepped(self, ended: Iterable[str]) -> None:
+        """Tell what a step has cached, and the blocks that answers have filled."""
+        self._settle()
+        for id_ in ended:
+            one = self._chains.pop(id_, None)
+            if one is not None and one.told:
+                self.cached.left(id_, one.prompt_blocks, one.ids[one.prompt_blocks :])
+
+    @_ends_prefixes
+    def _stored(self, request: Any, blocks: Sequence[Any], first: int, last: int) -> None:
+        one = self._chains.get(request.request_id)
+        if one is None:
+            return
+        for position in range(first, last):
+            block = blocks[position]
+            if block.block_hash is not None and block.block_id not in self._ids:
+                self._fresh[block.block_id] = one, position
+
+    @_ends_prefixes
+    def _removed(self, block: Any) -> None:
+        id_ = self._ids.pop(block.block_id, None)
+        if id_ is not None:
+            self.cached.removed(id_)
+        else:
+            self._fresh.pop(block.block_id, None)
+
+    @_ends_prefixes
+    def _cleared(self) -> None:
+        self._ids.clear()
+        self._fresh.clear()
+        self.cached.cleared()
+
+    def _settle(self) -> None:
+        """Compute the ids of fresh blocks."""
+        if not self._fresh:
+            return
+        fresh, self._fresh = self._fresh, {}
+        stored = []
+        for number, (one, position) in fresh.items():
+            if len(one.ids) <= position:
+                self._extend(one, max(position + 1, one.prompt_blocks))
+            id_ = self._ids[number] = one.ids[position]
+            stored.append(id_)
+        self.cached.stored(stored)
+
+    def _extend(self, one: _Chain, blocks: int) -> None:
+        """Compute its ids up to so many blocks, as far as no cached block has them."""
+        ids, request = one.ids, one.request
+        # A single one is computed as fast as it is looked up.
+        if blocks - len(ids) > 1:
+            self._find(one, blocks)
+        first, last = len(ids) * self._size, blocks * self._size
+        if first < last:
+            parent = ids[-1:].tobytes() or seed_of(request)
+            pieces = chain(tokens(request, first, last), parent, beside(request, first))
+            ids.frombytes(block_ids(pieces, self._size))
+
+    def _find(self, one: _Chain, blocks: int) -> None:
+        """Take the ids of its leading blocks from those that are cached."""
+        while len(one.ids) < blocks:
+            block = self._cache.found(one.request, len(one.ids))
+            id_ = None if block is None else self._ids.get(block.block_id)
+            if id_ is None:
+                break
+            one.ids.append(id_)
