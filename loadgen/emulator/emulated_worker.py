@@ -128,20 +128,23 @@ class EmulatedWorker:
         finished = [*self._take_ended(), *part.schedule.failed]
         finished += [request.id for request in ended]
         self._told_tokens = part.engine.used_tokens
-        self._publish_kv_events()
+        self._tell_cache()
         if self.stream is not None:
+            entered = [self._choices.get(id_) for id_ in part.schedule.admitted]
+            self.stream.note_entered([one.request for one in entered if one is not None])
             waited_s = step_s - part.needed_s if self.settings.time_waits else None
             self.stream.report_step(part, step, (step_s, waited_s), finished, ended)
 
     def reset_prefix_cache(self) -> bool:
         """False: memory is in use."""
         done = self.model.engine.reset_prefix_cache()
-        self._publish_kv_events()
+        self._tell_cache()
         return done
 
     def report_rest(self) -> None:
         finished = self._take_ended()
         self._told_tokens = self.model.engine.used_tokens
+        self._tell_cache()
         if self.stream is not None:
             self.stream.report_rest(self.model, self.step, finished)
 
@@ -290,10 +293,15 @@ class EmulatedWorker:
         generation = choice.answer.generation
         return generation.contents[choice.index // generation.n]
 
-    def _publish_kv_events(self) -> None:
+    def _tell_cache(self) -> None:
         cache = self.model.engine.prefix_cache
-        if self.kv_events is not None and cache is not None:
-            self.kv_events.publish(cache.take_events())
+        if cache is None:
+            return
+        events = cache.take_events()
+        if self.stream is not None:
+            self.stream.note_cache(events)
+        if self.kv_events is not None:
+            self.kv_events.publish(events)
             self._abandoned.clear()
 
     def _take_ended(self) -> list[str]:

@@ -155,7 +155,7 @@ class EmulatorSettings:
             self.slots,
             self.kv_tokens if own is None else own,
             seed=[self.seed, rank, 1],
-            events=self.kv_events_port is not None,
+            events=bool(self.snapshots) or self.kv_events_port is not None,
             chunk=None if prefill is None else prefill.chunk,
             lease_s=0.0 if prefill is None else prefill.kv_expiry_s,
             recompute=prefill is not None and prefill.recompute,

@@ -259,8 +259,9 @@ def _generation(
 def _chains(body: _Body, limits: Limits, contents: Sequence[Content]) -> list[tuple[int, ...]]:
     if not limits.block_tokens:
         return [()] * len(contents)
-    salt = f"{body.model or limits.model}/{body.cache_salt or ''}"
-    return [content.chain(limits.block_tokens, salt) for content in contents]
+    lora = body.model if body.model in limits.adapters else ""
+    parts = limits.block_tokens, body.cache_salt or "", lora or ""
+    return [content.chain(*parts) for content in contents]
 
 
 def _check(body: _Body, limits: Limits, n: int) -> None:

@@ -1,7 +1,8 @@
 """Content of a prompt in tokens: ids of its blocks, as prefix caching and KV events need them.
 
 A token of a text is four characters, as they are counted. A block's id covers all tokens before it,
-the model and the client's salt. It is the same on every worker.
+the adapter and the client's salt. It is the same on every worker. Prompts of token ids have the ids
+that routers compute, in blocks of whole pieces.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from loadgen.emulator.text import CHARS_PER_TOKEN
+from router.core.prefix.ids import PIECE_TOKENS, block_ids, chain, seed
 
 _ID_BYTES = 8
 
@@ -23,23 +25,25 @@ class Content:
 
     tokens: str | Sequence[int]
 
-    def chain(self, block_tokens: int, salt: str) -> tuple[int, ...]:
+    def chain(self, block_tokens: int, salt: str, lora: str = "") -> tuple[int, ...]:
         """An id for each full block."""
+        parent = seed(lora, salt)
         if isinstance(self.tokens, str):
             text, size = self.tokens, block_tokens * CHARS_PER_TOKEN
             blocks = [
                 text[start : start + size].encode("utf-8", "surrogatepass")
                 for start in range(0, len(text) - size + 1, size)
             ]
+        elif block_tokens % PIECE_TOKENS == 0:
+            return tuple(array("Q", block_ids(chain(self.tokens, parent), block_tokens)))
         else:
             ids, size = _packed(self.tokens), block_tokens * _ID_BYTES
             blocks = [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)]
-        parent = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=_ID_BYTES).digest()
-        chain = []
+        told = array("Q")
         for block in blocks:
             parent = blake2b(block, digest_size=_ID_BYTES, key=parent).digest()
-            chain.append(int.from_bytes(parent, "big"))
-        return tuple(chain)
+            told.frombytes(parent)
+        return tuple(told)
 
     def ids(self, start: int, end: int) -> list[int]:
         """Token ids; those of a text are made up."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from array import array
+from collections.abc import Hashable, Sequence
+from typing import cast
 
+from engine_patches.stream.cached_blocks import CachedBlocks, is_told
 from engine_patches.stream.publisher import SnapshotPublisher, StepReport
 from loadgen.emulator.binding import bound
 from loadgen.engine.engine_state import IDLE, state_of
+from loadgen.engine.prefix_cache import Cleared, Removed, Stored
 from loadgen.engine.request import EngineRequest
 from loadgen.engine.stepping import WorkerModel, WorkerStep
+from router.core.wire import request_token
 
 
 class StateStream:
@@ -23,6 +28,7 @@ class StateStream:
         self._rank = rank
         self._publisher: SnapshotPublisher | None = None
         self._silent = False
+        self._cached = CachedBlocks(0)
 
     async def start(self, model: WorkerModel) -> None:
         """Bind both endpoints, as a new epoch.
@@ -31,6 +37,7 @@ class StateStream:
             ConfigError: an endpoint cannot be bound.
         """
         initial = _report(model, 0)
+        self._cached = CachedBlocks(_told_block(model))
         self._publisher = await bound(
             lambda: SnapshotPublisher(
                 self._endpoint,
@@ -38,6 +45,7 @@ class StateStream:
                 worker=self._worker,
                 rank=self._rank,
                 initial=initial,
+                cached=self._cached,
             ),
             f"cannot publish snapshots at {self._endpoint}",
         )
@@ -67,6 +75,26 @@ class StateStream:
         if self._publisher is not None and not self._silent:
             self._publisher.poll()
 
+    def note_cache(self, events: Sequence[Stored | Removed | Cleared]) -> None:
+        """Note what happened in the prefix cache, for the next message."""
+        if not self._cached.block_tokens:
+            return
+        for event in events:
+            if isinstance(event, Stored):
+                self._cached.stored(_numbers(event.ids))
+            elif isinstance(event, Removed):
+                self._cached.removed(*_numbers((event.id,)))
+            else:
+                self._cached.cleared()
+
+    def note_entered(self, requests: Sequence[EngineRequest]) -> None:
+        """Note requests that got a slot, for the next message."""
+        if not self._cached.block_tokens:
+            return
+        for request in requests:
+            if not request.preemptions and request_token(request.id) is not None:
+                self._cached.entered(request.id, _numbers(request.chain))
+
     def report_step(
         self,
         part: WorkerStep,
@@ -86,6 +114,19 @@ class StateStream:
         """Publish that the engine is idle; no step was taken."""
         if self._publisher is not None and not self._silent:
             self._publisher.publish(_report(model, step, finished))
+
+
+def _numbers(ids: Sequence[Hashable]) -> array[int]:
+    """Ids of blocks, which are numbers here; see ``Content.chain``."""
+    return array("Q", cast(Sequence[int], ids))
+
+
+def _told_block(model: WorkerModel) -> int:
+    """Tokens of the blocks that are told; 0: none are."""
+    engine = model.engine
+    size = engine.layers.block_tokens
+    told = engine.prefix_cache is not None and is_told(size, engine.kv_tokens // size)
+    return size if told else 0
 
 
 def _report(
