@@ -30,7 +30,9 @@ from router.core.events import (
     WorkerUp,
 )
 from router.core.forecast.look_ahead import LookAhead
+from router.core.policies.baselines import PerRequest
 from router.core.policies.policy_protocol import Policy
+from router.core.policies.prompts import least_prefill
 from router.core.queue.fair_share import FairShare, Weight, equal
 from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
@@ -59,7 +61,7 @@ class Dispatcher:
 
     Args:
         make_policy, make_look_ahead: factories, called once per group.
-        fallback: for prefill workers, and for rounds that the main policy failed.
+        fallback: for rounds that the main policy failed.
 
     Attributes:
         on_change: called when workers come, go or fail.
@@ -330,7 +332,7 @@ class Dispatcher:
         decider = Decider(
             group,
             Pool(settings.pool_size, settings.starvation_s, settings.queue_timeout_s),
-            self._make_policy() if answers else self._fallback(),
+            self._make_policy() if answers else PerRequest(least_prefill),
             self._fallback(),
             settings.dispatch if answers else Dispatch.POOL,
             self._make_look_ahead() if answers else None,

@@ -329,7 +329,7 @@ class PrefillQueue(GroupQueue):
     def decide_by(
         self, make_policy: Callable[[], Policy], make_look_ahead: Callable[[], LookAhead | None]
     ) -> None:
-        """Keep the fallback policy."""
+        """Keep the policy of prefill workers: fewest prompt tokens to compute."""
 
     def refuse(self, worker_id: str) -> bool:
         """Send a worker that refused a prompt no other until the next tick.
