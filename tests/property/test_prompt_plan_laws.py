@@ -19,9 +19,9 @@ def plans(draw: st.DrawFn) -> PromptPlan:
     return PromptPlan(
         work=np.round(1024.0 * sizes[:, None] * (1 - cached)),
         sizes=sizes,
-        waited=1024.0 * rng.integers(0, 60, requests),
-        pending=1024.0 * rng.integers(0, 60, workers) * (rng.random(workers) < 0.6),
-        loads=1.0 * rng.integers(0, 5000, workers),
+        waited=1024.0 * rng.integers(0, 60, requests).astype(np.float64),
+        pending=1024.0 * np.where(rng.random(workers) < 0.6, rng.integers(0, 60, workers), 0.0),
+        loads=rng.integers(0, 5000, workers).astype(np.float64),
         open_below=1024.0 * draw(st.sampled_from([1, 8, 64])),
         fits=rng.random((requests, workers)) < draw(st.sampled_from([0.7, 1.0])),
         barrier=draw(st.booleans()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,7 @@ def workers(*pending: int, capacity: int = 8, loads: Sequence[int] = ()) -> list
 
 
 def known(
-    these: Sequence[WorkerView], hits: dict[int, Sequence[int]] | None = None, **facts: Any
+    these: Sequence[WorkerView], hits: Mapping[int, Sequence[int]] | None = None, **facts: Any
 ) -> Known:
     """``hits``: cached tokens by worker, by the request's index; nothing of the others."""
     by_id = {request(i).id: found for i, found in (hits or {}).items()}
@@ -52,7 +52,7 @@ def known(
 def sent(
     waiting: Sequence[Request],
     these: Sequence[WorkerView],
-    hits: dict[int, Sequence[int]] | None = None,
+    hits: Mapping[int, Sequence[int]] | None = None,
     **facts: Any,
 ) -> dict[int, str]:
     """Worker by the request's index in the pool; checked as in a round."""
