@@ -92,6 +92,21 @@ class Outcome(Enum):
     DISPLACED = "displaced"
 
 
+class Content(msgspec.Struct, frozen=True, gc=False):
+    """What a prompt says, as far as a prefix cache can be asked for it.
+
+    Attributes:
+        pieces: ids of the prompt's full pieces, as ``router.core.prefix.ids`` makes them; empty for
+            text.
+        chunks: ids of a text's chunks, eight bytes each.
+        sizes: bytes of each chunk, four bytes each.
+    """
+
+    pieces: bytes = b""
+    chunks: bytes = b""
+    sizes: bytes = b""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """The router's view of a request, without its output length, which is unknown.
@@ -108,6 +123,7 @@ class Request:
         avoid: ids of workers that failed it; others are preferred while there are any.
         lacks: ids of workers that do not serve its model and must not receive it.
         first_id: id of its first attempt.
+        content: what its prompt says; None: not known.
     """
 
     id: str
@@ -126,6 +142,7 @@ class Request:
     avoid: frozenset[str] = frozenset()
     lacks: frozenset[str] = frozenset()
     first_id: str = ""
+    content: Content | None = None
 
     def __post_init__(self) -> None:
         if not self.first_id:

@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from router.core.errors import SnapshotError
+from router.core.prefix.ids import ID_BYTES
 from router.core.types import SCHEMA_VERSION, Amount, Count, Name, Snapshot
 
 # Z85, ZMQ's alphabet: no comma, no space, no quotation mark.
@@ -79,6 +80,9 @@ def decode(message: bytes) -> Snapshot:
             raise SnapshotError(
                 f"not a snapshot: prefill_left {one.prefill_left} exceeds a request"
             )
+    blocks = (told.blocks_stored, told.blocks_removed, *(chain.blocks for chain in told.chains))
+    if any(len(ids) % ID_BYTES for ids in blocks):
+        raise SnapshotError(f"not a snapshot: an id of a block has {ID_BYTES} bytes")
     return told
 
 

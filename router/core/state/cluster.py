@@ -310,7 +310,7 @@ class Cluster:
         complete: bool,
     ) -> None:
         if tracked.worker is None:
-            group.waiting -= 1
+            group.withdraw(tracked.request)
         else:
             group.leave(tracked.worker, tracked.request, complete=complete, now_s=event.time_s)
         if tracked.keeper is not None:

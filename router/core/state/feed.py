@@ -24,11 +24,11 @@ _TOMBSTONES = 4096
 _MOST_LATE = 1 << 16
 
 
-# From token and prompt length to output cap, and look-ahead id if it has one.
-Claim = Callable[[str, int], tuple[int, int | None]]
+# From token and what is shown of a request to output cap, and look-ahead id if it has one.
+Claim = Callable[[str, RunningRequest], tuple[int, int | None]]
 
 
-def _unclaimed(token: str, prompt_tokens: int) -> tuple[int, int | None]:
+def _unclaimed(token: str, told: RunningRequest) -> tuple[int, int | None]:
     return NO_CAP, None
 
 
@@ -384,7 +384,7 @@ class Feed:
         if before is not None:
             max_tokens, number = before.max_tokens, before.number
         elif token is not None:
-            max_tokens, number = self._claim(token, prompt)
+            max_tokens, number = self._claim(token, told)
         known = prompt, generated, prefill_left, max_tokens
         number = self._rows.add(*known, told.end_probability, number, from_tokens, place)
         self._parts[told.id] = _Part(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -15,8 +16,11 @@ from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import DEFAULT_CHUNK, Outlook, Running, WorkProfile
 from router.core.forecast.learned_profile import Shown, learned
 from router.core.forecast.look_ahead import LookAhead
+from router.core.prefix.hit_totals import HitRecord, HitTotals
+from router.core.prefix.prefixes import Prefixes
 from router.core.state.barrier import StepLedger, StepShares, StepTotals
 from router.core.state.breaker import DEFAULTS, Breaker, BreakerSettings, may_open, review
+from router.core.state.own_steps import OwnSteps
 from router.core.state.prefill_worker import PrefillWorker
 from router.core.state.rates import GroupRates, Growth, TokenRate
 from router.core.state.running_table import RunningTable, joined
@@ -25,35 +29,6 @@ from router.core.state.worker import Worker
 from router.core.step_fit import FittedStepTime
 from router.core.step_time import StepTime
 from router.core.types import PAUSED, Dispatch, Hits, PoolState, Request, WorkerSpec, WorkerView
-
-
-class OwnSteps:
-    """Steps of engines that do not report them, from the output tokens of their requests.
-
-    A step yields equally many tokens to each of n decoding requests: one request's token is an nth
-    of a step. A request decodes from its first tokens on, so chunks of several tokens overstate
-    steps somewhat.
-    """
-
-    def __init__(self) -> None:
-        self._slots: dict[str, int] = {}
-        self._decoding = 0
-        self._tokens_each = 0.0
-
-    def receive(self, request: Request, tokens: int) -> None:
-        if request.id not in self._slots:
-            self._slots[request.id] = request.slots
-            self._decoding += request.slots
-        self._tokens_each += tokens / self._decoding
-
-    def leave(self, request_id: str) -> None:
-        self._decoding -= self._slots.pop(request_id, 0)
-
-    def take(self, step_tokens: float) -> int:
-        """Take the whole steps since the last call; the fraction is kept."""
-        steps = int(self._tokens_each / step_tokens)
-        self._tokens_each -= steps * step_tokens
-        return steps
 
 
 class Group:
@@ -67,7 +42,8 @@ class Group:
         held: slots in use, by tenant.
         departures: requests that stopped running; the reader clears it.
         prefills: group of its prefill workers, once it has had any.
-        prefix_hits: what the live workers have cached of a prompt; None: unknown.
+        prefixes: what its workers' snapshots tell of their prefix caches.
+        prefix_hits: what the live workers have cached of a prompt, instead; None: as told.
     """
 
     def __init__(
@@ -83,7 +59,9 @@ class Group:
         self.lockstep = lockstep
         self.serves = serves
         self.prefills: Group | None = None
+        self.prefixes = Prefixes()
         self.prefix_hits: Hits | None = None
+        self._hit_record = HitRecord()
         if serves is not None:
             serves.prefills = self
         self.workers: dict[str, Worker] = {}
@@ -103,6 +81,7 @@ class Group:
         self._rates = GroupRates()
         self._watched: set[str] = set()  # workers whose breakers may hold requests back
         self._live: list[Worker] = []
+        self._live_ids: tuple[str, ...] = ()
 
     @property
     def totals(self) -> Mapping[PoolState, StepTotals]:
@@ -185,6 +164,17 @@ class Group:
         here = [worker.spec.role == "decode" for worker in self._live]
         if any(here):
             return lambda one: [one.prompt_tokens * has for has in here]
+        return self._cached
+
+    @property
+    def hit_totals(self) -> HitTotals:
+        """How right the hits of requests were that it has sent."""
+        return self._hit_record.totals
+
+    @property
+    def _cached(self) -> Hits | None:
+        if self.prefix_hits is None and self.prefixes.told:
+            return partial(self.prefixes.hits, worker_ids=self._live_ids)
         return self.prefix_hits
 
     @property
@@ -225,6 +215,7 @@ class Group:
         self.workers[spec.id] = make(*parts)
         self.workers[spec.id].breaker = Breaker(self._breakers)
         self.workers[spec.id].service = self._rates.join(spec.service_rate)
+        self.workers[spec.id].hit_record = self._hit_record
 
     def amend(self, spec: WorkerSpec) -> None:
         worker = self.workers[spec.id]
@@ -328,8 +319,11 @@ class Group:
         worker = self.workers[event.worker_id]
         if worker.feed is None or worker.feed.epoch != event.snapshot.epoch:
             self._ledger.leave(event.worker_id)
+            self.prefixes.lost(event.worker_id)
         snapshot = worker.meter.added_to(event.snapshot, event.received_s)
         feed = worker.receive(snapshot, event.received_s)
+        if feed is not None and feed.known:
+            self.prefixes.heard(event.worker_id, event.snapshot, event.received_s)
         if feed is None or not feed.known or not worker.live:
             return False
         if self.serves is not None:
@@ -376,10 +370,17 @@ class Group:
         """Move a waiting request to a worker; ``now_s`` None (as in ``leave``): unknown."""
         self.waiting -= 1
         self.held[request.tenant] += request.slots
-        cached = 0
-        if self.prefix_hits is not None and worker in self._live:
-            cached = self.prefix_hits(request)[self._live.index(worker)]
+        hits, cached = self._cached, None
+        told = self.prefix_hits is not None or self.prefixes.tells(worker.spec.id)
+        if hits is not None and told and worker in self._live:
+            cached = hits(request)[self._live.index(worker)]
+        self.prefixes.forget(request.id)
         worker.add(request, now_s, cached)
+
+    def withdraw(self, request: Request) -> None:
+        """A waiting request goes to no worker."""
+        self.waiting -= 1
+        self.prefixes.forget(request.id)
 
     def leave(
         self, worker: Worker, request: Request, *, complete: bool, now_s: float | None
@@ -420,9 +421,11 @@ class Group:
                 self.lose_feed(worker.spec.id)
                 worker.forget_others()
         self._live = [worker for worker in self.workers.values() if worker.down_reason is None]
+        self._live_ids = tuple(worker.spec.id for worker in self._live)
 
     def lose_feed(self, worker_id: str) -> None:
         if self.workers[worker_id].feed is not None:
             self.workers[worker_id].lose_feed()
             self._ledger.leave(worker_id)
             self._fed.discard(worker_id)
+            self.prefixes.lost(worker_id)

@@ -62,7 +62,7 @@ class PrefillWorker(Worker):
         """Prompt tokens still to be computed, without other clients': gauges show only KV."""
         return self._known_tokens()
 
-    def add(self, request: Request, now_s: float | None = None, cached_tokens: int = 0) -> None:
+    def add(self, request: Request, now_s: float | None, cached_tokens: int | None) -> None:
         """Count one slot: a prompt is computed once, whatever ``n`` is."""
         super().add(replace(request, slots=1), now_s, cached_tokens)
 

@@ -16,6 +16,7 @@ from router.core.events import PromptCounted
 from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import NO_CAP
 from router.core.kv_blocks import KvBlocks
+from router.core.prefix.hit_totals import HitRecord
 from router.core.state.breaker import Breaker
 from router.core.state.feed import Feed
 from router.core.state.foreign_load import ForeignLoad, Gauges
@@ -25,6 +26,7 @@ from router.core.types import (
     DEFAULT_SLOTS,
     Dispatch,
     Request,
+    RunningRequest,
     Snapshot,
     StateSource,
     WorkerSpec,
@@ -47,7 +49,8 @@ class _InFlight:
         told_tokens: prompt length by the engine's count; 0 until known.
         ended_tokens: output of ended engine requests, by the feed.
         streamed_tokens: output of all, by its stream or whole answer.
-        cached_tokens: part of its prompt that the engine had cached when it was sent.
+        cached_tokens: part of its prompt that the engine had cached when it was sent, if known.
+        compared: whether the engine has told the same, or nothing was known.
     """
 
     request: Request
@@ -60,6 +63,7 @@ class _InFlight:
     ended_tokens: int = 0
     streamed_tokens: int = 0
     cached_tokens: int = 0
+    compared: bool = True
     refused: bool = False
 
     @property
@@ -79,6 +83,7 @@ class Worker:
         foreign: load of other clients by gauges, without a feed.
         trouble: trouble of its own engine; None while healthy.
         down_reason: None while live.
+        hit_record: predictions of cached tokens, beside what the engine found.
         draining: true if it receives no more requests.
         meter: its power by an agent.
         aside: requests under way that bypass the pool and need no slot.
@@ -105,6 +110,7 @@ class Worker:
         self.feed: Feed | None = None
         self.foreign = ForeignLoad()
         self.meter = AgentMeter()
+        self.hit_record = HitRecord()
         self._token_rate = token_rate
         self._asked: set[str] = set()
         self.gaps = self.preemptions = 0
@@ -266,14 +272,14 @@ class Worker:
             foreign.own_requests = max(foreign.own_requests, sum(self.unseen.values()))
             foreign.own_tokens = max(foreign.own_tokens, tokens)
 
-    def add(self, request: Request, now_s: float | None = None, cached_tokens: int = 0) -> None:
-        """Count a request on its way, of whose prompt the engine has some tokens cached."""
+    def add(self, request: Request, now_s: float | None, cached_tokens: int | None) -> None:
+        """Count a request on its way; the engine has this much of its prompt cached, if known."""
         if not self.breaker.calm:
             self.breaker.sent(request.id)
         self.service.sent(request.slots, self.slots, now_s)
-        self._in_flight[request.id] = _InFlight(
-            request, uncounted=request.slots, cached_tokens=cached_tokens
-        )
+        flight = _InFlight(request, uncounted=request.slots, cached_tokens=cached_tokens or 0)
+        flight.compared = cached_tokens is None
+        self._in_flight[request.id] = flight
         if request.metered:
             self._asked.add(request.id)
         self._recount((request.id,))
@@ -401,11 +407,14 @@ class Worker:
             for part, number in enumerate(flight.numbers[:parts])
         ]
 
-    def _claim(self, token: str, prompt_tokens: int) -> tuple[int, int | None]:
+    def _claim(self, token: str, told: RunningRequest) -> tuple[int, int | None]:
         flight = self._in_flight.get(token)
         if flight is None:
             return NO_CAP, None
-        self._learn(flight, prompt_tokens)
+        self._learn(flight, told.prompt_tokens)
+        if not flight.compared:  # of several parts the first: the others may hit its blocks
+            flight.compared = True
+            self.hit_record.compare(flight.cached_tokens, told.cached_tokens)
         return flight.max_tokens, flight.numbers.pop(0) if flight.numbers else None
 
     def _learn(self, flight: _InFlight, prompt_tokens: int) -> None:

@@ -1,0 +1,284 @@
+"""What each worker of a group has cached of a waiting request's prompt.
+
+Snapshots say which blocks engines hold. A round asks for all waiting requests, again and again, so
+an answer is kept until it can change: until a worker stores the next block after a hit, or removes
+the last block of one. Engines evict a prompt's last block first. A hole that one makes elsewhere is
+seen after ``LOOK_AGAIN_S`` at the latest.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router.core.prefix.block_index import MOST_BLOCKS, BlockIndex
+from router.core.prefix.id_table import Rows
+from router.core.prefix.ids import ID_BYTES, PIECE_TOKENS, block_ids
+from router.core.types import Request, Snapshot
+from router.core.wire import request_token
+
+LOOK_AGAIN_S = 5.0
+
+_MOST_ANSWERS = 1 << 16
+_MOST_HEIRS = 8
+
+Tokens = NDArray[np.int64]
+
+
+class Correspondence(Protocol):
+    """Learns which blocks a request's text became."""
+
+    def told(self, token: str, first: int, blocks: bytes) -> None:
+        """A request's blocks from number ``first`` on, as in ``PromptChain``."""
+
+
+class _Teller(NamedTuple):
+    """A worker that tells its blocks."""
+
+    number: int
+    block_tokens: int
+
+
+class _Bound(NamedTuple):
+    """The longest hit in blocks of one size, and the id of the block after it.
+
+    An id stands for all that precedes it. So a prompt with the same id there has the same hits.
+    """
+
+    block_tokens: int
+    blocks: int
+    following: bytes
+
+    def holds(self, request: Request) -> bool:
+        if not self.following or self.blocks >= _most_blocks(request, self.block_tokens):
+            return False
+        end = ID_BYTES * (self.blocks + 1) * (self.block_tokens // PIECE_TOKENS)
+        return _pieces(request)[end - ID_BYTES : end] == self.following
+
+
+@dataclass(slots=True, eq=False)
+class _Answer:
+    """Cached tokens by worker number, for requests that are alike up to the block after them.
+
+    Attributes:
+        watched: ids of blocks whose change may change it.
+        users: number of requests that it answers.
+        heirs: answers that have replaced it for some of its requests.
+        listed: tokens of the workers ``listed_for``.
+    """
+
+    tokens: Tokens
+    bounds: Sequence[_Bound]
+    watched: set[int]
+    looked_s: float
+    stale: bool = False
+    users: int = 0
+    heirs: list[_Answer] = field(default_factory=list)
+    listed: Sequence[int] = ()
+    listed_for: Sequence[str] | None = None
+
+
+class Prefixes:
+    """The prefix caches of a group's workers.
+
+    A worker counts from its first full snapshot that tells blocks. After a gap in its messages its
+    blocks are used as they are known, and later messages apply, until a full snapshot replaces
+    them: most of them are still there, and the engine decides in the end.
+
+    Args:
+        most_blocks: bound of distinct blocks.
+
+    Attributes:
+        correspondence: what hears of requests' blocks; None: nothing does.
+    """
+
+    def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
+        self.correspondence: Correspondence | None = None
+        self._most_blocks = most_blocks
+        self._index: BlockIndex | None = None  # made for the first worker that tells
+        self._tellers: dict[str, _Teller] = {}
+        self._numbers: dict[int, Rows] = {}  # of workers, by size of block
+        self._answers: dict[str, _Answer] = {}
+        self._watched: dict[int, set[_Answer]] = {}
+        self._now_s = 0.0
+
+    @property
+    def told(self) -> bool:
+        """True if a worker tells what it has cached."""
+        return bool(self._tellers)
+
+    @property
+    def index(self) -> BlockIndex | None:
+        return self._index
+
+    def tells(self, worker_id: str) -> bool:
+        return worker_id in self._tellers
+
+    def heard(self, worker_id: str, snapshot: Snapshot, received_s: float) -> None:
+        """Apply a snapshot that is neither late nor a repetition."""
+        self._now_s = max(self._now_s, received_s)
+        if self.correspondence is not None:
+            for chain in snapshot.chains:
+                if (token := request_token(chain.id)) is not None:
+                    self.correspondence.told(token, chain.first, chain.blocks)
+        if snapshot.kind == "full":
+            self._begin(worker_id, snapshot.cache_block)
+        teller = self._tellers.get(worker_id)
+        if teller is None:
+            return
+        assert self._index is not None
+        if snapshot.blocks_cleared or snapshot.kind == "full":
+            self._index.clear(teller.number)
+            self._all_stale()
+        self._index.remove(teller.number, snapshot.blocks_removed)
+        self._index.store(teller.number, snapshot.blocks_stored)
+        if self._watched:
+            self._note(snapshot.blocks_removed)
+            self._note(snapshot.blocks_stored)
+
+    def lost(self, worker_id: str) -> None:
+        """Its feed has ended: nothing is known of its cache."""
+        teller = self._tellers.pop(worker_id, None)
+        if teller is not None:
+            assert self._index is not None
+            self._index.leave(teller.number)
+            self._recount()
+
+    def hits(self, request: Request, worker_ids: Sequence[str]) -> Sequence[int]:
+        """Prompt tokens that these workers have cached: whole blocks, and never the last token.
+
+        The answer is kept until ``forget``. It is shared: do not change it.
+        """
+        answer = self._answer(request)
+        if answer.listed_for is not worker_ids:
+            answer.listed = answer.tokens[self._columns(worker_ids)].tolist()
+            answer.listed_for = worker_ids
+        return answer.listed
+
+    def hits_matrix(self, requests: Sequence[Request], worker_ids: Sequence[str]) -> Tokens:
+        """``hits`` of several requests: shape (requests, workers)."""
+        if not requests:
+            return np.zeros((0, len(worker_ids)), np.int64)
+        answers = [self._answer(request).tokens for request in requests]
+        return np.concatenate(answers).reshape(len(requests), -1)[:, self._columns(worker_ids)]
+
+    def forget(self, request_id: str) -> None:
+        """The request waits no longer."""
+        answer = self._answers.pop(request_id, None)
+        if answer is not None:
+            self._leave(answer)
+
+    def _begin(self, worker_id: str, block_tokens: int) -> None:
+        """Take a worker's word for its blocks, or note that it tells nothing."""
+        if block_tokens % PIECE_TOKENS:
+            block_tokens = 0
+        before = self._tellers.get(worker_id)
+        if before is not None and before.block_tokens != block_tokens:
+            self.lost(worker_id)
+        if block_tokens and worker_id not in self._tellers:
+            if self._index is None:
+                self._index = BlockIndex(self._most_blocks)
+            self._tellers[worker_id] = _Teller(self._index.join(), block_tokens)
+            self._recount()
+
+    def _recount(self) -> None:
+        numbers: dict[int, list[int]] = {}
+        for teller in self._tellers.values():
+            numbers.setdefault(teller.block_tokens, []).append(teller.number)
+        self._numbers = {size: np.array(each) for size, each in numbers.items()}
+        self._all_stale()
+
+    def _columns(self, worker_ids: Iterable[str]) -> list[int]:
+        """Places of workers in an answer; the last is of those that tell nothing."""
+        return [
+            -1 if (teller := self._tellers.get(worker_id)) is None else teller.number
+            for worker_id in worker_ids
+        ]
+
+    def _answer(self, request: Request) -> _Answer:
+        before = self._answers.get(request.id)
+        if before is not None:
+            if not before.stale and self._now_s - before.looked_s < LOOK_AGAIN_S:
+                return before
+            self._drop(before)
+            self._leave(before)
+        elif len(self._answers) >= _MOST_ANSWERS:
+            self.forget(next(iter(self._answers)))
+        answer = self._inherited(before, request) if before is not None else None
+        if answer is None:
+            answer = self._look(request)
+            if before is not None and len(before.heirs) < _MOST_HEIRS:
+                before.heirs.append(answer)
+        answer.users += 1
+        self._answers[request.id] = answer
+        return answer
+
+    def _inherited(self, before: _Answer, request: Request) -> _Answer | None:
+        """An answer that was found for another request since, where it must be this one's too."""
+        for heir in before.heirs:
+            if not heir.stale and heir.bounds and all(one.holds(request) for one in heir.bounds):
+                return heir
+        return None
+
+    def _look(self, request: Request) -> _Answer:
+        """Look up the blocks of a prompt, and watch those where the answer changes."""
+        width = self._index.width if self._index is not None else 0
+        tokens = np.zeros(width + 1, np.int64)
+        bounds: list[_Bound] = []
+        watched: set[int] = set()
+        for block_tokens, numbers in self._numbers.items() if _pieces(request) else ():
+            assert self._index is not None
+            chain = block_ids(_pieces(request), block_tokens)
+            chain = chain[: ID_BYTES * _most_blocks(request, block_tokens)]
+            blocks = self._index.leading(chain)[numbers]
+            tokens[numbers] = blocks * block_tokens
+            ids = array("Q", chain)
+            for count in np.unique(blocks).tolist():
+                watched.update(ids[max(0, count - 1) : count + 1])
+            most = int(blocks.max())
+            following = chain[ID_BYTES * most :][:ID_BYTES]
+            bounds.append(_Bound(block_tokens, most, following))
+        answer = _Answer(tokens, bounds, watched, self._now_s)
+        for one in watched:
+            self._watched.setdefault(one, set()).add(answer)
+        return answer
+
+    def _note(self, ids: bytes) -> None:
+        """Answers that end at one of these blocks may be wrong now."""
+        for one in self._watched.keys() & array("Q", ids):
+            for answer in list(self._watched.get(one, ())):
+                self._drop(answer)
+
+    def _all_stale(self) -> None:
+        self._watched.clear()
+        for answer in self._answers.values():
+            answer.stale = True
+
+    def _leave(self, answer: _Answer) -> None:
+        answer.users -= 1
+        if not answer.users:
+            self._drop(answer)
+
+    def _drop(self, answer: _Answer) -> None:
+        """Use an answer no more: its requests look again when they are asked for."""
+        answer.stale = True
+        for one in answer.watched:
+            if (watchers := self._watched.get(one)) is not None:
+                watchers.discard(answer)
+                if not watchers:
+                    del self._watched[one]
+        answer.watched = set()
+
+
+def _pieces(request: Request) -> bytes:
+    return b"" if request.content is None else request.content.pieces
+
+
+def _most_blocks(request: Request, block_tokens: int) -> int:
+    """Blocks that an engine may take from its cache: it computes the last token in any case."""
+    return max(0, request.prompt_tokens - 1) // block_tokens
