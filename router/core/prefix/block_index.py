@@ -42,7 +42,8 @@ class BlockIndex:
     Ids are eight bytes each, in the machine's order. Id 0 is never held.
 
     Args:
-        most_blocks: bound of distinct ids; more are not noted. Memory is taken as it fills.
+        most_blocks: bound of distinct ids; more are not noted. Memory is taken as it fills. What
+            is removed makes room for later changes only.
 
     Attributes:
         dropped: blocks that were not noted since the index was full.
@@ -127,7 +128,7 @@ class BlockIndex:
         # A worker that lacks an id has at most those before it.
         samples = self._table.find(ids[::_STRIDE])
         most = np.minimum(self._leading(samples) * _STRIDE, ids.size)
-        ids = ids[: most.max()]
+        ids = ids[: most.max(initial=0)]
         return self._leading(self._rows(ids, samples), most)
 
     def _rows(self, ids: Ids, samples: Rows) -> Rows:

@@ -24,7 +24,7 @@ from router.core.wire import request_token
 
 LOOK_AGAIN_S = 5.0
 
-_MOST_ANSWERS = 1 << 16
+MOST_ANSWERS = 1 << 16
 _MOST_HEIRS = 8
 
 Tokens = NDArray[np.int64]
@@ -73,7 +73,7 @@ class _Answer:
     """
 
     tokens: Tokens
-    bounds: Sequence[_Bound]
+    bounds: tuple[_Bound, ...]
     watched: set[int]
     looked_s: float
     stale: bool = False
@@ -92,18 +92,21 @@ class Prefixes:
 
     Args:
         most_blocks: bound of distinct blocks.
+        most_answers: bound of requests whose answers are kept.
 
     Attributes:
         correspondence: what hears of requests' blocks; None: nothing does.
     """
 
-    def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
+    def __init__(self, most_blocks: int = MOST_BLOCKS, most_answers: int = MOST_ANSWERS) -> None:
         self.correspondence: Correspondence | None = None
+        self._most_answers = most_answers
         self._most_blocks = most_blocks
         self._index: BlockIndex | None = None  # made for the first worker that tells
         self._tellers: dict[str, _Teller] = {}
         self._numbers: dict[int, Rows] = {}  # of workers, by size of block
         self._answers: dict[str, _Answer] = {}
+        self._alike: dict[tuple[_Bound, ...], _Answer] = {}
         self._watched: dict[int, set[_Answer]] = {}
         self._now_s = 0.0
 
@@ -115,6 +118,11 @@ class Prefixes:
     @property
     def index(self) -> BlockIndex | None:
         return self._index
+
+    @property
+    def answers(self) -> int:
+        """Number of requests whose answers are kept."""
+        return len(self._answers)
 
     def tells(self, worker_id: str) -> bool:
         return worker_id in self._tellers
@@ -207,7 +215,7 @@ class Prefixes:
                 return before
             self._drop(before)
             self._leave(before)
-        elif len(self._answers) >= _MOST_ANSWERS:
+        elif len(self._answers) >= self._most_answers:
             self.forget(next(iter(self._answers)))
         answer = self._inherited(before, request) if before is not None else None
         if answer is None:
@@ -221,7 +229,7 @@ class Prefixes:
     def _inherited(self, before: _Answer, request: Request) -> _Answer | None:
         """An answer that was found for another request since, where it must be this one's too."""
         for heir in before.heirs:
-            if not heir.stale and heir.bounds and all(one.holds(request) for one in heir.bounds):
+            if not heir.stale and all(one.holds(request) for one in heir.bounds):
                 return heir
         return None
 
@@ -243,7 +251,11 @@ class Prefixes:
             most = int(blocks.max())
             following = chain[ID_BYTES * most :][:ID_BYTES]
             bounds.append(_Bound(block_tokens, most, following))
-        answer = _Answer(tokens, bounds, watched, self._now_s)
+        answer = _Answer(tokens, tuple(bounds), watched, self._now_s)
+        if bounds and all(bound.following for bound in bounds):
+            alike = self._alike.setdefault(answer.bounds, answer)
+            if alike is not answer:
+                return alike
         for one in watched:
             self._watched.setdefault(one, set()).add(answer)
         return answer
@@ -256,6 +268,7 @@ class Prefixes:
 
     def _all_stale(self) -> None:
         self._watched.clear()
+        self._alike.clear()
         for answer in self._answers.values():
             answer.stale = True
 
@@ -267,6 +280,8 @@ class Prefixes:
     def _drop(self, answer: _Answer) -> None:
         """Use an answer no more: its requests look again when they are asked for."""
         answer.stale = True
+        if self._alike.get(answer.bounds) is answer:
+            del self._alike[answer.bounds]
         for one in answer.watched:
             if (watchers := self._watched.get(one)) is not None:
                 watchers.discard(answer)

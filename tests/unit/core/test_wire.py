@@ -175,3 +175,16 @@ ROW: dict[str, Any] = {"id": "a", "prompt_tokens": 1, "generated_tokens": 1}
 def test_growths_and_places_have_bounds(fields: dict[str, Any]) -> None:
     with pytest.raises(SnapshotError):
         decode(changed(kind="growth", **fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"blocks_stored": b"sevens."},
+        {"blocks_removed": bytes(9)},
+        {"chains": [["cmpl-1", 0, bytes(16)], ["cmpl-2", 0, bytes(15)]]},
+    ],
+)
+def test_ids_of_blocks_are_whole(fields: dict[str, Any]) -> None:
+    with pytest.raises(SnapshotError, match="an id of a block has 8 bytes"):
+        decode(changed(**fields))

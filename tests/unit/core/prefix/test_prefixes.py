@@ -1,0 +1,189 @@
+"""Hits of waiting requests: what is kept, and what changes it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from router.core.prefix.ids import block_ids, chain, seed
+from router.core.prefix.prefixes import LOOK_AGAIN_S, Prefixes
+from router.core.types import Content, PromptChain, Request, Snapshot
+from tests.support.core import part, snapshot, token
+
+PROMPT = list(range(1000))
+PIECES = chain(PROMPT, seed())
+WORKERS = ("a", "b", "c")
+
+
+def asks(number: int, tokens: list[int] | None = None, prompt_tokens: int = 0) -> Request:
+    tokens = PROMPT if tokens is None else tokens
+    content = Content(pieces=chain(tokens, seed()))
+    return Request(token(number), "default", prompt_tokens or len(tokens), content=content)
+
+
+def blocks(start: int, end: int, size: int = 16, pieces: bytes = PIECES) -> bytes:
+    return block_ids(pieces, size)[8 * start : 8 * end]
+
+
+class Told:
+    """Prefixes, and workers that tell their blocks."""
+
+    def __init__(self, *, most_answers: int = 100, **sizes: int) -> None:
+        self.prefixes = Prefixes(10_000, most_answers)
+        self.sequence = 0
+        self.now_s = 1.0
+        for worker, size in sizes.items():
+            self.full(worker, size=size)
+
+    def full(self, worker: str, stored: bytes = b"", size: int = 16) -> None:
+        told = msgspec.structs.replace(self._snapshot("full"), cache_block=size)
+        self.hear(worker, msgspec.structs.replace(told, blocks_stored=stored))
+
+    def delta(self, worker: str, stored: bytes = b"", removed: bytes = b"") -> None:
+        told = msgspec.structs.replace(
+            self._snapshot("delta"), cache_block=16, blocks_stored=stored, blocks_removed=removed
+        )
+        self.hear(worker, told)
+
+    def hear(self, worker: str, told: Snapshot) -> None:
+        self.prefixes.heard(worker, told, self.now_s)
+
+    def hits(self, request: Request) -> list[int]:
+        found = list(self.prefixes.hits(request, WORKERS))
+        assert self.prefixes.hits_matrix([request, request], WORKERS).tolist() == [found, found]
+        return found
+
+    def _snapshot(self, kind: str) -> Snapshot:
+        self.sequence += 1
+        return snapshot("full" if kind == "full" else "delta", self.sequence)
+
+
+def test_hits_are_whole_blocks_and_never_the_last_token() -> None:
+    told = Told(a=16, b=16)
+    told.delta("a", blocks(0, 62))
+    told.delta("b", blocks(0, 10))
+    assert told.hits(asks(1)) == [992, 160, 0]
+    assert told.hits(asks(2, PROMPT[:160])) == [144, 144, 0], "an engine computes the last token"
+    assert told.hits(asks(3, PROMPT[:161])) == [160, 160, 0]
+    assert told.hits(asks(4, [*PROMPT[:100], 9, *PROMPT[100:]])) == [96, 96, 0]
+    assert told.hits(asks(5, [])) == [0, 0, 0]
+
+
+def test_workers_with_blocks_of_different_sizes() -> None:
+    told = Told(a=16, b=64, c=32)
+    told.delta("a", blocks(0, 13))
+    told.delta("b", blocks(0, 4, 64))
+    told.delta("c", blocks(1, 9, 32))
+    assert told.hits(asks(1)) == [208, 256, 0]
+    assert told.hits(asks(2, PROMPT[:256])) == [208, 192, 0]
+    told.delta("c", blocks(0, 1, 32))
+    assert told.hits(asks(1)) == [208, 256, 288]
+
+
+def test_what_is_not_known_is_no_hit() -> None:
+    told = Told(a=16, b=0, c=20)
+    told.delta("a", blocks(0, 5))
+    told.delta("b", blocks(0, 5))
+    assert told.hits(asks(1)) == [80, 0, 0]
+    assert told.hits(Request(token(2), "default", 100)) == [0, 0, 0]
+    assert [told.prefixes.tells(worker) for worker in WORKERS] == [True, False, False]
+    told.prefixes.lost("a")
+    told.prefixes.lost("b")
+    assert not told.prefixes.told
+    assert told.hits(asks(1)) == [0, 0, 0]
+    assert told.prefixes.hits_matrix([], WORKERS).shape == (0, 3)
+
+
+def test_nothing_is_known_where_nobody_has_told_anything() -> None:
+    prefixes = Prefixes()
+    assert prefixes.hits(asks(1), WORKERS) == [0, 0, 0]
+    assert not prefixes.told
+    assert prefixes.index is None
+
+
+def test_a_kept_answer_follows_its_boundaries() -> None:
+    told = Told(a=16, b=16)
+    told.delta("a", blocks(0, 8))
+    told.delta("b", blocks(0, 3))
+    assert told.hits(asks(1)) == [128, 48, 0]
+    told.delta("b", blocks(3, 5))
+    assert told.hits(asks(1)) == [128, 80, 0]
+    told.delta("a", removed=blocks(6, 8))
+    assert told.hits(asks(1)) == [96, 80, 0]
+    told.delta("b", removed=blocks(0, 5))
+    assert told.hits(asks(1)) == [96, 0, 0]
+    told.delta("b", blocks(0, 62))
+    assert told.hits(asks(1)) == [96, 992, 0]
+    told.full("b", blocks(0, 1))
+    assert told.hits(asks(1)) == [96, 16, 0]
+    cleared = snapshot("delta", 99)
+    told.hear("a", msgspec.structs.replace(cleared, cache_block=16, blocks_cleared=True))
+    assert told.hits(asks(1)) == [0, 16, 0]
+
+
+def test_a_hole_elsewhere_is_seen_after_a_while() -> None:
+    told = Told(a=16)
+    told.delta("a", blocks(0, 8))
+    assert told.hits(asks(1)) == [128, 0, 0]
+    told.delta("a", removed=blocks(3, 4))
+    assert told.hits(asks(1)) == [128, 0, 0]
+    assert told.hits(asks(2)) == [48, 0, 0]
+    told.now_s += LOOK_AGAIN_S
+    told.delta("a")
+    assert told.hits(asks(1)) == [48, 0, 0]
+
+
+def test_requests_that_part_after_the_hit_share_an_answer() -> None:
+    """Each has its own tail, and its own bound."""
+    told = Told(a=16, b=16)
+    told.delta("a", blocks(0, 4))
+    waiting = [asks(number, [*PROMPT[:800], number, *PROMPT[801:]]) for number in range(20)]
+    short = asks(50, PROMPT[:100])
+    early = asks(51, [*PROMPT[:70], 5, *PROMPT[71:]])
+    ends = asks(52, PROMPT[:160], prompt_tokens=400)
+    for _ in range(2):
+        assert [told.hits(one)[0] for one in (*waiting, short, early, ends)] == [64] * 23
+    told.delta("a", blocks(4, 10))
+    expected = [160] * 20 + [96, 64, 160]
+    assert [told.hits(one)[0] for one in (*waiting, short, early, ends)] == expected
+    told.delta("b", blocks(0, 2))
+    told.prefixes.forget(waiting[0].id)
+    told.delta("a", blocks(10, 60))
+    expected = [800] * 20 + [96, 64, 160]
+    assert [told.hits(one)[0] for one in (*waiting, short, early, ends)] == expected
+    told.full("b", blocks(0, 60))
+    assert [told.hits(one)[1] for one in (*waiting, short, early, ends)] == expected
+
+
+def test_what_waits_no_more_is_not_watched() -> None:
+    told = Told(a=16)
+    told.delta("a", blocks(0, 4))
+    told.hits(asks(1))
+    told.hits(asks(2))
+    told.prefixes.forget(token(1))
+    told.prefixes.forget(token(1))
+    assert told.prefixes._watched
+    told.prefixes.forget(token(2))
+    assert not told.prefixes._watched
+    assert not told.prefixes.answers
+
+
+def test_answers_are_bounded() -> None:
+    told = Told(most_answers=3, a=16)
+    told.delta("a", blocks(0, 4))
+    for number in range(5):
+        assert told.hits(asks(number)) == [64, 0, 0]
+    assert told.prefixes.answers == 3
+
+
+def test_chains_of_routers_requests_are_passed_on() -> None:
+    heard = []
+
+    class Learner:
+        def told(self, token: str, first: int, blocks: bytes) -> None:
+            heard.append((token, first, blocks))
+
+    told = Told(a=16)
+    told.prefixes.correspondence = Learner()
+    chains = PromptChain(part(7), 0, b"8 bytes."), PromptChain("theirs", 3, b"")
+    told.hear("a", msgspec.structs.replace(snapshot("delta", 9), chains=chains))
+    assert heard == [(token(7), 0, b"8 bytes.")]

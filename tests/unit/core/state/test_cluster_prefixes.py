@@ -1,0 +1,171 @@
+"""A live group answers what its workers have cached of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from msgspec import structs
+
+from router.core.events import (
+    Arrived,
+    Dispatched,
+    Ended,
+    FeedStale,
+    SnapshotReceived,
+    WorkerDown,
+    WorkerUp,
+)
+from router.core.prefix.hit_totals import HitTotals
+from router.core.prefix.ids import chain, seed
+from router.core.state.cluster import Cluster
+from router.core.types import (
+    Content,
+    Dispatch,
+    Outcome,
+    Request,
+    RunningRequest,
+    Snapshot,
+    WorkerSpec,
+)
+from tests.support.clusters import cluster_of, send, show
+from tests.support.core import part, snapshot, token
+
+PIECES = chain(range(160), seed())
+
+
+def asks(number: int, slots: int = 1) -> Request:
+    return Request(token(number), "default", 160, slots, content=Content(pieces=PIECES))
+
+
+def told(message: Snapshot, pieces: int = 0, removed: int = 0) -> Snapshot:
+    """It stores the first pieces, and removes the last ones."""
+    gone = PIECES[len(PIECES) - 8 * removed :]
+    return structs.replace(
+        message, cache_block=16, blocks_stored=PIECES[: 8 * pieces], blocks_removed=gone
+    )
+
+
+def shown(number: int, cached: int, index: int = 0) -> RunningRequest:
+    return RunningRequest(part(number, index), 160, 1, cached)
+
+
+def hits(cluster: Cluster, request: Request | None = None) -> Sequence[int] | None:
+    known = cluster.groups["default"].hits
+    return None if known is None else list(known(request or asks(1)))
+
+
+def test_hits_are_those_of_the_snapshots() -> None:
+    cluster = cluster_of()
+    show(cluster, snapshot("full", 1))
+    assert hits(cluster) is None, "it tells nothing of its cache"
+    show(cluster, told(snapshot("full", 2), 4))
+    assert hits(cluster) == [64, 0]
+    show(cluster, told(snapshot("full", 1), 10), worker_id="b")
+    show(cluster, told(snapshot("delta", 2), removed=4), worker_id="b")
+    show(cluster, told(snapshot("delta", 1), 10), worker_id="b")
+    assert hits(cluster) == [64, 96], "a late message counts no more"
+
+
+def test_deltas_alone_say_nothing() -> None:
+    cluster = cluster_of()
+    show(cluster, told(snapshot("delta", 1), 4))
+    assert hits(cluster) is None
+
+
+def test_after_a_gap_blocks_count_as_they_are_known_until_a_full_snapshot() -> None:
+    cluster = cluster_of()
+    show(cluster, told(snapshot("full", 1), 4), told(snapshot("delta", 3), 6))
+    assert cluster.worker("a").full_wanted
+    assert hits(cluster) == [96, 0], "what later messages tell still counts"
+    show(cluster, told(snapshot("full", 3), 2))
+    assert hits(cluster) == [32, 0]
+
+
+def test_a_new_run_of_the_engine_has_an_empty_cache() -> None:
+    cluster = cluster_of()
+    show(cluster, told(snapshot("full", 1), 4), snapshot("delta", 1, epoch="e2"))
+    assert hits(cluster) is None
+    show(cluster, told(snapshot("full", 2, epoch="e2"), 1))
+    assert hits(cluster) == [16, 0]
+
+
+@pytest.mark.parametrize("event", [FeedStale("a"), WorkerDown("a", "gone")])
+def test_without_its_feed_nothing_is_known_of_a_worker(event: FeedStale | WorkerDown) -> None:
+    cluster = cluster_of()
+    show(cluster, told(snapshot("full", 1), 4))
+    show(cluster, told(snapshot("full", 1), 2), worker_id="b")
+    cluster.apply(event)
+    assert hits(cluster) == ([0, 32] if isinstance(event, FeedStale) else [32])
+
+
+def test_what_a_worker_tells_before_it_is_up_counts_once_it_is() -> None:
+    cluster = Cluster([WorkerSpec("a", "")])
+    show(cluster, told(snapshot("full", 1), 4))
+    cluster.apply(WorkerUp("a"))
+    assert hits(cluster) == [64]
+    cluster.leave("a")
+    assert hits(cluster) is None
+
+
+def test_hits_follow_workers_that_come_and_go() -> None:
+    cluster = cluster_of()
+    show(cluster, told(snapshot("full", 1), 4), worker_id="b")
+    assert hits(cluster) == [0, 64]
+    cluster.join(WorkerSpec("c", ""))
+    cluster.apply(WorkerUp("c"))
+    assert hits(cluster) == [0, 64, 0]
+    cluster.leave("a")
+    assert hits(cluster) == [64, 0]
+
+
+def test_given_hits_go_before_those_of_snapshots() -> None:
+    cluster = cluster_of()
+    show(cluster, told(snapshot("full", 1), 4))
+    cluster.groups["default"].prefix_hits = lambda _: [1, 2]
+    assert hits(cluster) == [1, 2]
+
+
+def test_predictions_stand_beside_what_engines_found() -> None:
+    cluster = cluster_of()
+    group = cluster.groups["default"]
+    show(cluster, told(snapshot("full", 1), 4))
+    sent = [asks(1), asks(2, slots=2), asks(3)]
+    for request in sent:
+        send(cluster, request)
+    send(cluster, asks(4), "b")  # it does not tell
+    assert [view.pending_prompt_tokens for view in group.views(Dispatch.POOL)] == [
+        4 * (160 - 64),
+        160,
+    ]
+    show(cluster, told(snapshot("delta", 2, shown(1, 64), shown(2, 16), shown(2, 144, 1))))
+    show(cluster, snapshot("full", 1, shown(4, 144)), worker_id="b")
+    assert group.hit_totals == HitTotals(2, 1, 128, 80, 48)
+    show(cluster, told(snapshot("delta", 3, preempted=(part(1),))))
+    show(cluster, told(snapshot("delta", 4, shown(1, 144))))
+    assert group.hit_totals == HitTotals(2, 1, 128, 80, 48), "each request once"
+
+
+def test_answers_are_forgotten_when_a_request_is_sent_or_leaves() -> None:
+    cluster = cluster_of()
+    prefixes = cluster.groups["default"].prefixes
+    show(cluster, told(snapshot("full", 1), 4))
+    for number in (1, 2):
+        cluster.apply(Arrived(asks(number)))
+        hits(cluster, asks(number))
+    assert prefixes.answers == 2
+    cluster.apply(Dispatched(token(1), "a"))
+    assert prefixes.answers == 1
+    cluster.apply(Ended(token(2), Outcome.ABORTED))
+    assert prefixes.answers == 0
+
+
+def test_prefill_workers_tell_their_own_group() -> None:
+    cluster = cluster_of(WorkerSpec("d", "", role="decode"), WorkerSpec("p", "", role="prefill"))
+    cluster.apply(
+        SnapshotReceived("p", told(snapshot("full", 1), 4), 1.0),
+    )
+    stage = cluster.groups["default/prefill"].hits
+    assert stage is not None
+    assert list(stage(asks(1))) == [64]
+    assert hits(cluster) == [160], "a decode worker fetches every prompt"
