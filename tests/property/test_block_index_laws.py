@@ -17,7 +17,7 @@ NUMBERS = st.integers(1, 400)
 IDS = st.one_of(NUMBERS, NUMBERS.map(lambda n: n << 40 | 5), NUMBERS.map(lambda n: n << 7 | 3))
 SOME = st.lists(IDS, min_size=1, max_size=40)
 CHAINS = 4
-LENGTH = 700
+LENGTH = 1000
 
 
 def packed(ids: Sequence[int]) -> bytes:

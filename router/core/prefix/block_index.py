@@ -4,8 +4,8 @@ Each id that a worker holds has a row: its key, and a bit for each worker. Chang
 applied together before the next look, since arrays cost little per block and much per call.
 
 Blocks that are stored together get rows side by side: free rows are a stack, and engines evict a
-prompt's last block first. So a long chain lies in few runs of rows, and a look at every 64th id
-finds most of the others without hashing.
+prompt's last block first. So a long chain lies in few runs of rows, and a look at a hundredth of
+its ids finds most of the others without hashing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MOST_BLOCKS = 1 << 24
 """Most distinct ids: 256 workers with a million tokens each in blocks of 16 that nobody shares."""
 
 _WORD = 64  # workers in a word of bits
-_STRIDE = 64  # ids from one that is hashed to the next
-_SHORT = 4 * _STRIDE  # chains up to here are hashed whole
+_SAMPLES = 96  # ids of a long chain that are hashed at first
+_SHORT = 8 * _SAMPLES  # chains up to here are hashed whole
 _MOST_NOTED = 4096
 _SCANNED = 1 << 20  # rows at a time
 
@@ -126,21 +126,23 @@ class BlockIndex:
         if ids.size <= _SHORT:
             return self._leading(self._table.find(ids))
         # A worker that lacks an id has at most those before it.
-        samples = self._table.find(ids[::_STRIDE])
-        most = np.minimum(self._leading(samples) * _STRIDE, ids.size)
+        stride = ids.size // _SAMPLES + 1
+        samples = self._table.find(ids[::stride])
+        most = np.minimum(self._leading(samples) * stride, ids.size)
         ids = ids[: most.max(initial=0)]
-        return self._leading(self._rows(ids, samples), most)
+        return self._leading(self._rows(ids, samples, stride), most)
 
-    def _rows(self, ids: Ids, samples: Rows) -> Rows:
-        """Rows of a chain, from those of every 64th id: others follow or precede them."""
+    def _rows(self, ids: Ids, samples: Rows, stride: int) -> Rows:
+        """Rows of a chain, from those of some ids: others follow or precede them."""
         keys = self._keys
-        rows = (samples[:, None] + np.arange(_STRIDE)).reshape(-1)[: ids.size]
+        rows = (samples[:, None] + np.arange(stride)).reshape(-1)[: ids.size]
         wrong = np.flatnonzero(keys.take(rows, mode="clip") != ids)
         if wrong.size:
-            sample = np.minimum(wrong // _STRIDE + 1, samples.size - 1)
-            rows[wrong] = np.maximum(samples[sample] - (sample * _STRIDE - wrong), 0)
+            sample = np.minimum(wrong // stride + 1, samples.size - 1)
+            rows[wrong] = np.maximum(samples[sample] - (sample * stride - wrong), 0)
             wrong = wrong[keys.take(rows[wrong], mode="clip") != ids[wrong]]
-            rows[wrong] = self._table.find(ids[wrong])
+            if wrong.size:
+                rows[wrong] = self._table.find(ids[wrong])
         return rows
 
     def _leading(self, rows: Rows, most: Counts | None = None) -> Counts:

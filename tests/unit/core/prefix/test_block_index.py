@@ -98,3 +98,13 @@ def test_ids_of_one_bucket_are_found_and_removed() -> None:
     table.remove(ids[::2])
     assert table.find(ids).tolist() == [row * (row % 2 == 0) for row in rows.tolist()]
     assert len(table) == 920
+
+
+def test_a_worker_of_another_word_keeps_its_blocks() -> None:
+    index = BlockIndex(10)
+    *_, last = [index.join() for _ in range(65)]
+    index.store(0, packed([1, 2]))
+    index.store(last, packed([2]))
+    index.clear(0)
+    assert (index.held(0), index.held(last), len(index)) == (0, 1, 1)
+    assert index.leading(packed([2])).tolist() == [0] * 64 + [1] + [0] * 63

@@ -93,6 +93,15 @@ def test_what_is_not_known_is_no_hit() -> None:
     assert told.prefixes.hits_matrix([], WORKERS).shape == (0, 3)
 
 
+def test_a_worker_may_change_the_size_of_its_blocks() -> None:
+    told = Told(a=16)
+    told.delta("a", blocks(0, 5))
+    told.full("a", blocks(0, 2, 64), size=64)
+    assert told.hits(asks(1)) == [128, 0, 0]
+    told.full("a", size=0)
+    assert not told.prefixes.told
+
+
 def test_nothing_is_known_where_nobody_has_told_anything() -> None:
     prefixes = Prefixes()
     assert prefixes.hits(asks(1), WORKERS) == [0, 0, 0]
