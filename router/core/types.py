@@ -93,13 +93,12 @@ class Outcome(Enum):
 
 
 class Content(msgspec.Struct, frozen=True, gc=False):
-    """What a prompt says, as far as a prefix cache can be asked for it.
+    """What a prompt is made of, by ids: equal ids stand for equal leading parts.
 
     Attributes:
-        pieces: ids of the prompt's full pieces, as ``router.core.prefix.ids`` makes them; empty for
-            text.
-        chunks: ids of a text's chunks, eight bytes each.
-        sizes: bytes of each chunk, four bytes each.
+        pieces: of token ids, as ``router.core.prefix.ids`` makes them; empty for text.
+        chunks: of text, as ``router.core.prefix.text_chunks`` makes them; empty for token ids.
+        sizes: bytes of each chunk, four bytes each, and ``text_chunks.PART_END``.
     """
 
     pieces: bytes = b""
@@ -123,7 +122,7 @@ class Request:
         avoid: ids of workers that failed it; others are preferred while there are any.
         lacks: ids of workers that do not serve its model and must not receive it.
         first_id: id of its first attempt.
-        content: what its prompt says; None: not known.
+        content: ids of its only prompt; None: it has several, or nobody asks for them.
     """
 
     id: str

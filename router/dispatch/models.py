@@ -38,14 +38,28 @@ class Route(NamedTuple):
     prefills: str | None
 
 
+class CachedModel(NamedTuple):
+    """A model as prefix caches know it; ``adapter``: its name if it is a LoRA adapter."""
+
+    name: str
+    adapter: str
+
+
+def no_group(_: str) -> bool:
+    """No group asks for content."""
+    return False
+
+
 class ModelTable:
     """Models by group, also of workers that are down.
 
     Args:
         aliases: further names; an alias precedes a model of the same name.
+        asks: whether a group asks for the content of its requests.
 
     Attributes:
         absent: workers of a model's group that lack it, by model.
+        adapters: names of LoRA adapters.
     """
 
     def __init__(
@@ -53,9 +67,12 @@ class ModelTable:
         cluster: Cluster,
         aliases: Mapping[str, str] = _NO_ALIASES,
         limits: RequestLimits = DEFAULT_LIMITS,
+        asks: Callable[[str], bool] = no_group,
     ) -> None:
         self.limits = limits
+        self.asks = asks
         self.absent: Mapping[str, frozenset[str]] = {}
+        self.adapters: frozenset[str] = frozenset()
         self._cluster = cluster
         self._aliases = aliases
         self._said: dict[str, tuple[str, Mapping[str, Card]]] = {}
@@ -127,6 +144,8 @@ class ModelTable:
         kept = {model: at for model, at in self._group_of.items() if at in serving.get(model, ())}
         self._group_of = kept | {m: next(iter(by)) for m, by in serving.items() if m not in kept}
         self._cards = {model: serving[model][group] for model, group in self._group_of.items()}
+        # Engines name the model that an adapter extends.
+        self.adapters = frozenset(m for m, card in self._cards.items() if card.get("parent"))
         lacking = {
             model: frozenset(
                 worker_id
@@ -156,6 +175,12 @@ class ModelTable:
             check_served(model, lacks, group.askable)
         return Route(model, group.name, lacks, group.most_slots, self.prefills(group.name, lacks))
 
+    def cached_as(self, name: str | None) -> CachedModel | None:
+        """None: its group does not ask for the content of requests, or no group is known."""
+        model = self.resolve(name)
+        group = self._group_of.get(model) if model is not None else self._only()
+        return None if group is None or not self.asks(group) else cached(model, self.adapters)
+
     def all_but(self, group: str, rank: int, lacks: frozenset[str]) -> frozenset[str]:
         """Workers that must not serve a request for one rank; errors as from ``other_ranks``."""
         workers = self._cluster.groups[group]
@@ -166,18 +191,25 @@ class ModelTable:
 
     def group(self, model: str | None) -> str:
         """Without a model, the only group; errors as from ``group_of``."""
-        if model is None:
-            groups = self._cluster.answering
-            if len(groups) == 1:
-                return groups[0].name
+        if model is None and (only := self._only()) is not None:
+            return only
         self._forget()
         return group_of(model, self._group_of, lambda: self.known)
+
+    def _only(self) -> str | None:
+        groups = self._cluster.answering
+        return groups[0].name if len(groups) == 1 else None
 
     def _forget(self) -> None:
         groups = self._cluster.groups
         if any(group not in groups for group in self._group_of.values()):
             self._said = {i: said for i, said in self._said.items() if said[0] in groups}
             self._settle()
+
+
+def cached(model: str | None, adapters: Set[str]) -> CachedModel:
+    """A model by its name, which is also its adapter's if it is one."""
+    return CachedModel(model or "", model if model is not None and model in adapters else "")
 
 
 def check_served(model: str | None, lacks: Set[str], askable: Set[str]) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from router.access.key_ring import Key
 from router.core.request_limits import DEFAULT_LIMITS, RequestLimits
 from router.core.state.rates import tokens_of
-from router.dispatch.models import Route, check_served, group_of, other_ranks
+from router.dispatch.models import CachedModel, Route, cached, check_served, group_of, other_ranks
 from router.http.port import EndingSettings, HttpLimits
 from router.proxy.context import RelaySettings
 
@@ -24,6 +24,7 @@ class GroupCard(msgspec.Struct, frozen=True):
         tokens_per_part: for an image or other non-text part.
         most_slots: of its largest worker, if known.
         ranks: data-parallel rank of each worker.
+        asks: whether it asks for the content of its requests.
     """
 
     bytes_per_token: float
@@ -32,6 +33,7 @@ class GroupCard(msgspec.Struct, frozen=True):
     tokens_per_part: float = 0.0
     most_slots: int | None = None
     ranks: Mapping[str, int] = {}
+    asks: bool = False
 
 
 class Patience(msgspec.Struct, frozen=True):
@@ -72,7 +74,7 @@ class Directory(msgspec.Struct, frozen=True):
         models: group of each model.
         known: model names that clients may use.
         ranked: URLs shared by several ranks, which a header distinguishes.
-        absent: as ``ModelTable.absent``.
+        absent, adapters: as in ``ModelTable``.
     """
 
     groups: Mapping[str, GroupCard]
@@ -85,6 +87,7 @@ class Directory(msgspec.Struct, frozen=True):
     serving: Serving
     limits: RequestLimits = DEFAULT_LIMITS
     absent: Mapping[str, frozenset[str]] = {}
+    adapters: frozenset[str] = frozenset()
 
     def route(self, name: str | None) -> Route:
         model = name if name is None else self.aliases.get(name, name)
@@ -96,14 +99,24 @@ class Directory(msgspec.Struct, frozen=True):
             check_served(model, lacks, card.askable)
         return Route(model, group, lacks, card.most_slots, card.prefills)
 
+    def cached_as(self, name: str | None) -> CachedModel | None:
+        model = name if name is None else self.aliases.get(name, name)
+        group = self.models.get(model) if model is not None else self._only()
+        if group is None or not self.groups[group].asks:
+            return None
+        return cached(model, self.adapters)
+
     def all_but(self, group: str, rank: int, lacks: frozenset[str]) -> frozenset[str]:
         card = self.groups[group]
         return other_ranks(card.ranks, rank, lacks, card.askable)
 
     def group(self, model: str | None) -> str:
-        if model is None and len(self.groups) == 1:
-            return next(iter(self.groups))
+        if model is None and (only := self._only()) is not None:
+            return only
         return group_of(model, self.models, lambda: self.known)
+
+    def _only(self) -> str | None:
+        return next(iter(self.groups)) if len(self.groups) == 1 else None
 
     def tokens(self, group: str, text_bytes: int, parts: int = 0) -> int:
         card = self.groups[group]

@@ -40,11 +40,13 @@ class Teller:
                     tokens_per_part=round(group.token_rate.tokens_per_part),
                     most_slots=group.most_slots,
                     ranks=ranks_of(group),
+                    asks=models.asks(group.name),
                 )
                 for group in router.cluster.answering
             },
             models=dict(models.by_group),
             absent=dict(models.absent),
+            adapters=models.adapters,
             aliases=dict(models.aliases),
             limits=models.limits,
             known=tuple(models.known),

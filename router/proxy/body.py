@@ -11,6 +11,9 @@ import msgspec
 
 from router.core.errors import InvalidRequestError
 from router.core.request_limits import DEFAULT_LIMITS, RequestLimits
+from router.core.types import Content
+from router.dispatch.models import CachedModel
+from router.proxy.content import CachedAs, ids_of, nobody_asks, text_of
 from router.proxy.json_fields import (
     ABSENT,
     Raw,
@@ -42,6 +45,7 @@ class ParsedRequest:
         parts: images and the like, which become tokens too.
         measured: whether the whole prompt was counted.
         splittable: whether one worker may prefill and another decode.
+        content: of its only prompt, where somebody asks for it.
     """
 
     model: str | None
@@ -53,6 +57,7 @@ class ParsedRequest:
     parts: int = 0
     measured: bool = True
     splittable: bool = True
+    content: Content | None = None
 
 
 class _Body(msgspec.Struct, gc=False):
@@ -80,6 +85,23 @@ class _Body(msgspec.Struct, gc=False):
     kv_transfer_params: Raw = ABSENT
     echo: Raw = ABSENT
     use_beam_search: Raw = ABSENT
+    cache_salt: Raw = ABSENT
+    chat_template_kwargs: Raw = ABSENT
+    add_generation_prompt: Raw = ABSENT
+    continue_final_message: Raw = ABSENT
+    add_special_tokens: Raw = ABSENT
+    tool_choice: Raw = ABSENT
+    response_format: Raw = ABSENT
+    reasoning_effort: Raw = ABSENT
+    reasoning: Raw = ABSENT
+    thinking: Raw = ABSENT
+    output_config: Raw = ABSENT
+    text: Raw = ABSENT
+    truncation: Raw = ABSENT
+    media_io_kwargs: Raw = ABSENT
+    mm_processor_kwargs: Raw = ABSENT
+    mm_payload: Raw = ABSENT
+    previous_input_messages: Raw = ABSENT
 
 
 _body = msgspec.json.Decoder(_Body)
@@ -87,7 +109,9 @@ _body = msgspec.json.Decoder(_Body)
 _UNSAID = Rendered(0)
 
 
-def parse(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ParsedRequest:
+def parse(
+    body: bytes, limits: RequestLimits = DEFAULT_LIMITS, cached_as: CachedAs = nobody_asks
+) -> ParsedRequest:
     """Read the body of a (chat) completion request.
 
     Raises:
@@ -104,8 +128,10 @@ def parse(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ParsedRequest:
     known_tokens, size = sizes[0]
     if len(sizes) > 1:
         known_tokens, size = (-(-sum(each) // len(sizes)) for each in zip(*sizes, strict=True))
+    model = model_of(fields.model)
+    named = cached_as(model) if len(sizes) == 1 else None
     return ParsedRequest(
-        model=model_of(fields.model),
+        model=model,
         known_tokens=known_tokens,
         text_bytes=size + said.bytes,
         slots=slots,
@@ -114,17 +140,27 @@ def parse(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ParsedRequest:
         parts=said.parts,
         measured=said.whole and not given(fields.prompt_embeds, fields.truncate_prompt_tokens),
         splittable=not said.parts and len(sizes) == 1 and _splittable(fields),
+        content=None if named is None else _content(fields, named, limits),
     )
 
 
-def parse_message(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ParsedRequest:
+def parse_message(
+    body: bytes, limits: RequestLimits = DEFAULT_LIMITS, cached_as: CachedAs = nobody_asks
+) -> ParsedRequest:
     """Read the body of ``/v1/messages``; raises as ``parse``."""
     fields = _read(body)
     said = _rendered(fields, limits, fields.messages, fields.system)
-    return _one_answer(fields, said, fields.max_tokens)
+    model = model_of(fields.model)
+    named, content = cached_as(model), None
+    if named is not None:
+        parts = fields.system, fields.messages
+        content = text_of(fields, named, limits.max_messages, *parts, whole=(fields.tools,))
+    return _one_answer(fields, model, said, fields.max_tokens, content)
 
 
-def parse_response(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ParsedRequest:
+def parse_response(
+    body: bytes, limits: RequestLimits = DEFAULT_LIMITS, cached_as: CachedAs = nobody_asks
+) -> ParsedRequest:
     """Read the body of ``/v1/responses``.
 
     Raises:
@@ -137,7 +173,12 @@ def parse_response(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> Parse
     said = _rendered(fields, limits, fields.input, fields.instructions)
     # The engine holds the earlier messages.
     said.whole &= not true(fields.previous_response_id)
-    return _one_answer(fields, said, fields.max_output_tokens)
+    model = model_of(fields.model)
+    named, content = cached_as(model), None
+    if named is not None and not given(fields.prompt):  # there a template that the engine keeps
+        parts = fields.instructions, fields.input
+        content = text_of(fields, named, limits.max_messages, *parts, whole=(fields.tools,))
+    return _one_answer(fields, model, said, fields.max_output_tokens, content)
 
 
 def model_in(body: bytes) -> str | None:
@@ -168,9 +209,29 @@ def too_many_slots(slots: int, most: int) -> InvalidRequestError:
     )
 
 
-def _one_answer(fields: _Body, said: Rendered, max_tokens: Raw) -> ParsedRequest:
+def _content(fields: _Body, named: CachedModel, limits: RequestLimits) -> Content | None:
+    """Of a body with one prompt or with messages."""
+    prompt = fields.prompt
+    if not given(prompt):
+        whole = fields.tools, fields.functions
+        return text_of(fields, named, limits.max_messages, fields.messages, whole=whole)
+    if given(fields.messages):
+        return None
+    if start(prompt) == b"[" and _first(prompt) in b'["':
+        (prompt,) = items(prompt, 1)
+    match start(prompt):
+        case b'"':
+            return text_of(fields, named, 1, prompt)
+        case b"[":
+            return ids_of(prompt, fields, named)
+    return None
+
+
+def _one_answer(
+    fields: _Body, model: str | None, said: Rendered, max_tokens: Raw, content: Content | None
+) -> ParsedRequest:
     return ParsedRequest(
-        model=model_of(fields.model),
+        model=model,
         known_tokens=0,
         text_bytes=said.bytes,
         slots=1,
@@ -179,6 +240,7 @@ def _one_answer(fields: _Body, said: Rendered, max_tokens: Raw) -> ParsedRequest
         parts=said.parts,
         measured=said.whole,
         splittable=False,
+        content=content,
     )
 
 

@@ -12,7 +12,7 @@ from router.core.clock import Clock
 from router.core.queue.retry import Deadlines
 from router.core.request_limits import RequestLimits
 from router.dispatch.interface import DispatchPort
-from router.dispatch.models import Route
+from router.dispatch.models import CachedModel, Route
 from router.engines.http_client import HttpClient
 from router.http.port import Lifecycle
 from router.proxy.answers import Answer, Header
@@ -100,6 +100,8 @@ class Models(Protocol):
     """What a request asks of ``ModelTable``."""
 
     def route(self, name: str | None) -> Route: ...
+
+    def cached_as(self, name: str | None) -> CachedModel | None: ...
 
     def all_but(self, group: str, rank: int, lacks: frozenset[str]) -> frozenset[str]: ...
 

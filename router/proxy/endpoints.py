@@ -14,6 +14,7 @@ from router.core.request_limits import RequestLimits
 from router.core.types import Request as PoolRequest
 from router.proxy.body import ParsedRequest, parse, parse_message, parse_response, too_many_slots
 from router.proxy.client_request import QUEUE_TIMEOUT, ClientRequest, head_of
+from router.proxy.content import CachedAs
 from router.proxy.context import RelayContext, Serves, ServingContext
 from router.proxy.dialects import COMPLETIONS, MESSAGES, RESPONSES, Dialect
 from router.proxy.json_fields import with_field
@@ -23,14 +24,14 @@ from router.proxy.relay import Relay
 from router.proxy.request_log import follow
 
 # A larger body is parsed in a thread: the event loop can run.
-_LARGE_BYTES = 1024 * 1024
+_LARGE_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """An endpoint that generates."""
 
-    parse: Callable[[bytes, RequestLimits], ParsedRequest] = parse
+    parse: Callable[[bytes, RequestLimits, CachedAs], ParsedRequest] = parse
     dialect: Dialect = COMPLETIONS
 
 
@@ -56,9 +57,9 @@ async def relay_of(context: ServingContext, scope: Scope, body: bytes) -> Serves
     """
     endpoint, models = ENDPOINTS[scope["path"]], context.models
     if len(body) > _LARGE_BYTES:
-        parsed = await asyncio.to_thread(endpoint.parse, body, models.limits)
+        parsed = await asyncio.to_thread(endpoint.parse, body, models.limits, models.cached_as)
     else:
-        parsed = endpoint.parse(body, models.limits)
+        parsed = endpoint.parse(body, models.limits, models.cached_as)
     route = models.route(parsed.model)
     if route.model is not None and route.model != parsed.model:
         body = with_field(body, "model", route.model)
@@ -116,5 +117,6 @@ def pool_request(
         text_bytes=parsed.text_bytes if learns else 0,
         parts=parsed.parts if learns else 0,
         exact=parsed.known_tokens > 0 and not parsed.text_bytes,
+        content=parsed.content,
         **known,
     )
