@@ -23,6 +23,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,9 @@ class Engine:
     def __init__(self, folder: Path) -> None:
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         source = (folder / "chat_template.jinja").read_text()
-        self._template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(source)
+        self._template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(
+            source
+        )
 
     def tokens(self, messages: list[dict[str, str]]) -> list[int]:
         text = self._template.render(messages=messages, add_generation_prompt=True)
@@ -154,7 +157,7 @@ def measured(
         first = len(prompt) // block_tokens
         ids = [whole[at : at + 8] for at in range(0, len(whole), 8)]
         true = next((n for n, id_ in enumerate(ids[:first]) if id_ not in held), first)
-        foretold = timed(lambda c=content: router.predict(c), predicting)
+        foretold = timed(partial(router.predict, content), predicting)
         count = next(
             (n for n in range(len(foretold) // 8) if foretold[8 * n : 8 * n + 8] not in held),
             len(foretold) // 8,
@@ -163,7 +166,7 @@ def measured(
             Seen(turn, min(count, first), true, CHUNK_BYTES * len(prompt) / len(body), block_tokens)
         )
         router.sent(str(number), content)
-        timed(lambda n=number, w=whole: router.told(str(n), 0, w[: 8 * first]), learning)
+        timed(partial(router.told, str(number), 0, whole[: 8 * first]), learning)
         router.told(str(number), first, whole[8 * first :])
         router.ended(str(number))
         held.update(ids)

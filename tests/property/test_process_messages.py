@@ -32,7 +32,7 @@ from router.core.events import (
     Succeeded,
 )
 from router.core.queue.retry import Deadlines
-from router.core.types import Outcome, Request, WorkerSpec
+from router.core.types import Content, Outcome, Request, WorkerSpec
 from router.dispatch.models import Route
 from router.http.port import EndingSettings, HttpLimits
 from router.processes import messages as m
@@ -58,6 +58,7 @@ requests = st.builds(
     tenant=names,
     queue_timeout_s=st.none() | times,
     avoid=st.frozensets(names, max_size=3),
+    content=st.none() | st.builds(Content, st.binary(), st.binary(), st.just(bytes(50_000))),
 )
 tallies = st.builds(
     m.GroupTally, st.lists(counts, max_size=4), times, st.lists(counts, max_size=4), times, counts
@@ -90,7 +91,9 @@ from_proxies = st.one_of(
     st.just(m.Beat()),
 )
 DIRECTORY = Directory(
-    groups={"g": GroupCard(3.5, "g/prefill", frozenset({"a", "b"}), ranks={"a": 0, "b": 3})},
+    groups={
+        "g": GroupCard(3.5, "g/prefill", frozenset({"a", "b"}), ranks={"a": 0, "b": 3}, asks=True)
+    },
     models={"tiny": "g"},
     aliases={"small": "tiny"},
     known=("tiny", "small"),
@@ -101,6 +104,7 @@ DIRECTORY = Directory(
         HttpLimits(), (b"cert", None), EndingSettings(0.5, 30.0), "info", "json", "key", 2.0
     ),
     absent={"tiny": frozenset({"a"})},
+    adapters=frozenset({"tiny"}),
 )
 from_deciders = st.one_of(
     st.builds(m.Given, names, st.builds(WorkerSpec, names, names, rank=st.none() | counts)),

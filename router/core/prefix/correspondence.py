@@ -66,6 +66,14 @@ class _Answer:
     blocks: Ids
 
 
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """A request; ``empty``: its prompt was told and has no full block."""
+
+    content: Content
+    empty: bool = False
+
+
 class Correspondence:
     """Learns from what engines tell, predicts the blocks of further prompts.
 
@@ -80,8 +88,8 @@ class Correspondence:
     def __init__(self, block_tokens: int, most_bytes: int = MOST_BYTES) -> None:
         self.block_tokens = block_tokens
         self._most_bytes = most_bytes
-        self._sent: dict[str, Content] = {}
-        self._ended: dict[str, Content] = {}
+        self._sent: dict[str, _Sent] = {}
+        self._ended: dict[str, _Sent] = {}
         # A chunk leads to the latest prompt that has it, so all its earlier chunks lead to this
         # prompt or to later ones.
         self._latest: dict[int, _Prompt] = {}
@@ -101,31 +109,29 @@ class Correspondence:
     def sent(self, token: str, content: Content) -> None:
         """A request leaves for an engine."""
         if content.chunks:
-            self._sent[token] = content
+            self._sent[token] = _Sent(content)
             if len(self._sent) > _MOST_SENT:
                 del self._sent[next(iter(self._sent))]
 
     def ended(self, token: str) -> None:
         """It has left the engine, which may tell of its answer later."""
-        content = self._sent.pop(token, None)
-        if content is not None:
-            self._ended[token] = content
+        sent = self._sent.pop(token, None)
+        if sent is not None:
+            self._ended[token] = sent
             if len(self._ended) > _MOST_ENDED:
                 del self._ended[next(iter(self._ended))]
 
     def told(self, token: str, first: int, blocks: bytes) -> None:
         """Learn from a ``PromptChain`` of the request; those of unknown requests teach nothing."""
-        content = self._sent.get(token) or self._ended.get(token)
-        if content is None:
+        sent = self._sent.get(token) or self._ended.get(token)
+        if sent is None:
             return
-        chunks, ids = _ids(content.chunks), _ids(blocks)
-        key = int(chunks[-1])
-        prompt = self._latest.get(key)
+        chunks, ids = _ids(sent.content.chunks), _ids(blocks)
         # An answer begins at 0 too if its prompt has no full block.
-        empty = prompt is not None and prompt.ends[len(chunks) - 1] < 1
-        if not first and not (empty and blocks):
-            self._learn(chunks, np.frombuffer(content.sizes, np.uint32), ids)
-        elif prompt is not None and blocks:
+        if not first and not (sent.empty and blocks):
+            sent.empty = not blocks
+            self._learn(chunks, np.frombuffer(sent.content.sizes, np.uint32), ids)
+        elif blocks and (key := int(chunks[-1])) in self._latest:
             self._keep(key, _Answer(first, ids))
         self._forget()
 

@@ -189,3 +189,32 @@ def test_a_rank_leaves_only_its_workers() -> None:
     card = GroupCard(4.0, None, frozenset("ab"), ranks=ranks_of(cluster.groups["default"]))
     told = msgspec.structs.replace(NO_DIRECTORY, groups={"default": card})
     assert told.all_but("default", 4, none) == {"b", "c"}
+
+
+def test_only_groups_that_ask_get_content_and_adapters_are_told_apart() -> None:
+    cluster = Cluster([WorkerSpec("a", "", "one"), WorkerSpec("b", "", "two")])
+    models = ModelTable(cluster, {"alias": "lora"}, asks={"one"}.__contains__)
+    models.learn("a", {**cards("base"), "lora": {"id": "lora", "parent": "base"}})
+    models.learn("b", cards("other"))
+    card = GroupCard(4.0, None, frozenset())
+    told = msgspec.structs.replace(
+        NO_DIRECTORY,
+        groups={"one": msgspec.structs.replace(card, asks=True), "two": card},
+        models=dict(models.by_group),
+        aliases=models.aliases,
+        adapters=models.adapters,
+    )
+    for source in (models, told):
+        assert source.cached_as("base") == ("base", "")
+        assert source.cached_as("lora") == source.cached_as("alias") == ("lora", "lora")
+        for name in ("other", "unknown", None):
+            assert source.cached_as(name) is None, "of no group that asks, or of no one group"
+
+
+def test_without_a_name_the_only_group_counts() -> None:
+    models = ModelTable(Cluster([WorkerSpec("a", "")]), asks=lambda _: True)
+    told = msgspec.structs.replace(
+        NO_DIRECTORY, groups={"default": GroupCard(4.0, None, frozenset(), asks=True)}
+    )
+    assert models.cached_as(None) == told.cached_as(None) == ("", "")
+    assert table("a").cached_as(None) is None
