@@ -2,14 +2,17 @@
 
 import contextlib
 import json
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.errors import InvalidRequestError
+from router.core.request_limits import DEFAULT_LIMITS
 from router.core.state.rates import TokenRate
-from router.proxy.body import ParsedRequest, parse
+from router.dispatch.models import CachedModel
+from router.proxy.body import ParsedRequest, parse, parse_message, parse_response
 from router.proxy.endpoints import pool_request
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -103,3 +106,19 @@ def assert_sound(request: ParsedRequest) -> None:
     assert min(request.known_tokens, request.text_bytes) >= 0
     assert request.slots >= 1
     assert request.max_tokens is None or request.max_tokens >= 1
+
+
+@given(BODIES, st.dictionaries(st.sampled_from(["messages", "input", "system"]), ANY))
+def test_ids_are_found_or_there_are_none(body: dict[str, Any], texts: dict[str, Any]) -> None:
+    """Whatever a body holds, asking for its content refuses none and changes nothing else."""
+    said = json.dumps({**body, **texts, "model": "tiny"}).encode()
+    for read in (parse, parse_message, parse_response):
+        try:
+            plain = read(said)
+        except InvalidRequestError:
+            continue
+        asked = read(said, DEFAULT_LIMITS, lambda _: CachedModel("tiny", ""))
+        assert replace(asked, content=None) == plain
+        if asked.content is not None:
+            assert not asked.content.pieces or not asked.content.chunks
+            assert len(asked.content.chunks) == 2 * len(asked.content.sizes)

@@ -29,7 +29,7 @@ from router.core.types import Content
 Ids = NDArray[np.uint64]
 
 MOST_BYTES = 64 * 1024 * 1024
-"""Memory for prompts and answers by default: some 200,000 chunks, 100 MB of text."""
+"""Memory for prompts and answers by default: some 300,000 chunks, 150 MB of text."""
 
 # Requests at engines, and ended ones whose answers may still be told.
 _MOST_SENT, _MOST_ENDED = 65_536, 1_024

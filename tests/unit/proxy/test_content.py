@@ -38,8 +38,9 @@ def none(read: Parse = parse, **fields: Any) -> bool:
     [(parse, "messages"), (parse_message, "messages"), (parse_response, "input")],
 )
 def test_the_next_turn_goes_on_with_the_chunks_of_this_one(read: Parse, field: str) -> None:
-    one = content(read, **{field: [ASKED]})
-    two = content(read, **{field: [ASKED, ANSWERED, ASKED]})
+    first: dict[str, Any] = {field: [ASKED]}
+    second: dict[str, Any] = {field: [ASKED, ANSWERED, ASKED]}
+    one, two = content(read, **first), content(read, **second)
     assert two.chunks.startswith(one.chunks)
     assert len(two.chunks) > len(one.chunks)
     assert len(one.sizes) * 2 == len(one.chunks)
@@ -66,7 +67,7 @@ def test_the_next_turn_goes_on_with_the_chunks_of_this_one(read: Parse, field: s
 def test_what_changes_a_prompt_changes_all_ids(decides: dict[str, Any]) -> None:
     plain, other = content(**CHAT), content(**CHAT, **decides)
     assert plain.chunks[8:16] not in other.chunks
-    null = dict.fromkeys(decides, None)
+    null: dict[str, Any] = dict.fromkeys(decides)
     assert content(**CHAT, **null) == plain
 
 
