@@ -130,7 +130,8 @@ class Router:
             settings.fixed_step_time,
         )
         self.dispatcher = make_dispatcher(settings, self.cluster, self.access.weight)
-        self.models = ModelTable(self.cluster, settings.aliases, settings.of(RequestLimits))
+        limits = settings.of(RequestLimits)
+        self.models = ModelTable(self.cluster, settings.aliases, limits, self.cluster.asks)
         self._connect(settings)
         # What clients and operators see, and what may change while all this runs.
         self.requests, self.counts, self.streams = RequestLog(self.clock), HttpCounts(), Streams()

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from router.core.prefix.ids import block_ids
+from router.core.prefix.ids import ID_BYTES, block_ids
 from router.core.prefix.text_chunks import PART_END
 from router.core.types import Content
 
@@ -121,11 +121,15 @@ class Correspondence:
             if len(self._ended) > _MOST_ENDED:
                 del self._ended[next(iter(self._ended))]
 
-    def told(self, token: str, first: int, blocks: bytes) -> None:
-        """Learn from a ``PromptChain`` of the request; those of unknown requests teach nothing."""
+    def told(self, token: str, first: int, blocks: bytes) -> bytes:
+        """Learn from a ``PromptChain`` of the request; those of unknown requests teach nothing.
+
+        Returns:
+            Ids of the chunks of which more may be known now.
+        """
         sent = self._sent.get(token) or self._ended.get(token)
         if sent is None:
-            return
+            return b""
         chunks, ids = _ids(sent.content.chunks), _ids(blocks)
         # An answer begins at 0 too if its prompt has no full block.
         if not first and not (sent.empty and blocks):
@@ -134,6 +138,7 @@ class Correspondence:
         elif blocks and (key := int(chunks[-1])) in self._latest:
             self._keep(key, _Answer(first, ids))
         self._forget()
+        return sent.content.chunks
 
     def predict(self, content: Content) -> bytes:
         """Ids of a prompt's leading blocks, as far as they are known; exact for token ids.
@@ -142,10 +147,16 @@ class Correspondence:
         """
         if content.pieces:
             return block_ids(content.pieces, self.block_tokens)
+        return self.foretold(content)[0]
+
+    def foretold(self, content: Content) -> tuple[bytes, bytes]:
+        """The same of a text, and the id of its first unknown chunk; empty if it has none."""
         runs = self._runs(chunks := _ids(content.chunks))
-        if not runs:
-            return b""
-        _, known, prompt = runs[-1]
+        known = runs[-1][1] if runs else 0
+        blocks = self._blocks(content, chunks, runs[-1][2], known) if runs else b""
+        return blocks, content.chunks[ID_BYTES * known :][:ID_BYTES]
+
+    def _blocks(self, content: Content, chunks: Ids, prompt: _Prompt, known: int) -> bytes:
         end = int(prompt.ends[known - 1])
         answers = self._answers.get(int(chunks[known - 1]))
         if answers and known < len(chunks) and self._repeated >= _HALF:

@@ -11,12 +11,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from router.core.prefix.block_index import MOST_BLOCKS, BlockIndex
+from router.core.prefix.correspondence import Correspondence
 from router.core.prefix.id_table import Rows
 from router.core.prefix.ids import ID_BYTES, PIECE_TOKENS, block_ids
 from router.core.types import Request, Snapshot
@@ -28,13 +29,6 @@ MOST_ANSWERS = 1 << 16
 _MOST_HEIRS = 8
 
 Tokens = NDArray[np.int64]
-
-
-class Correspondence(Protocol):
-    """Learns which blocks a request's text became."""
-
-    def told(self, token: str, first: int, blocks: bytes) -> None:
-        """A request's blocks from number ``first`` on, as in ``PromptChain``."""
 
 
 class _Teller(NamedTuple):
@@ -54,11 +48,10 @@ class _Bound(NamedTuple):
     blocks: int
     following: bytes
 
-    def holds(self, request: Request) -> bool:
-        if not self.following or self.blocks >= _most_blocks(request, self.block_tokens):
-            return False
-        end = ID_BYTES * (self.blocks + 1) * (self.block_tokens // PIECE_TOKENS)
-        return _pieces(request)[end - ID_BYTES : end] == self.following
+    def holds(self, chain: bytes) -> bool:
+        """Whether it is that of a prompt with these blocks, without the last token's."""
+        start = ID_BYTES * self.blocks
+        return bool(self.following) and chain[start : start + ID_BYTES] == self.following
 
 
 @dataclass(slots=True, eq=False)
@@ -93,13 +86,10 @@ class Prefixes:
     Args:
         most_blocks: bound of distinct blocks.
         most_answers: bound of requests whose answers are kept.
-
-    Attributes:
-        correspondence: what hears of requests' blocks; None: nothing does.
     """
 
     def __init__(self, most_blocks: int = MOST_BLOCKS, most_answers: int = MOST_ANSWERS) -> None:
-        self.correspondence: Correspondence | None = None
+        self._texts: dict[int, Correspondence] = {}  # by size of block
         self._most_answers = most_answers
         self._most_blocks = most_blocks
         self._index: BlockIndex | None = None  # made for the first worker that tells
@@ -130,16 +120,19 @@ class Prefixes:
     def heard(self, worker_id: str, snapshot: Snapshot, received_s: float) -> None:
         """Apply a snapshot that is neither late nor a repetition."""
         self._now_s = max(self._now_s, received_s)
-        if self.correspondence is not None:
-            for chain in snapshot.chains:
-                if (token := request_token(chain.id)) is not None:
-                    self.correspondence.told(token, chain.first, chain.blocks)
         if snapshot.kind == "full":
             self._begin(worker_id, snapshot.cache_block)
         teller = self._tellers.get(worker_id)
+        if teller is not None and not snapshot.cache_block:  # it can tell no more
+            self.lost(worker_id)
+            return
         if teller is None:
             return
         assert self._index is not None
+        text = self._texts[teller.block_tokens]
+        for chain in snapshot.chains:
+            if (token := request_token(chain.id)) is not None:
+                self._note(text.told(token, chain.first, chain.blocks))
         if snapshot.blocks_cleared or snapshot.kind == "full":
             self._index.clear(teller.number)
             self._all_stale()
@@ -148,6 +141,18 @@ class Prefixes:
         if self._watched:
             self._note(snapshot.blocks_removed)
             self._note(snapshot.blocks_stored)
+
+    def sent(self, worker_id: str, request: Request) -> None:
+        """A request leaves for a worker, which will tell its blocks."""
+        self.forget(request.id)
+        teller = self._tellers.get(worker_id)
+        if teller is not None and request.content is not None:
+            self._texts[teller.block_tokens].sent(request.id, request.content)
+
+    def ended(self, request_id: str) -> None:
+        """A request has left its worker."""
+        for text in self._texts.values():
+            text.ended(request_id)
 
     def lost(self, worker_id: str) -> None:
         """Its feed has ended: nothing is known of its cache."""
@@ -192,6 +197,7 @@ class Prefixes:
             if self._index is None:
                 self._index = BlockIndex(self._most_blocks)
             self._tellers[worker_id] = _Teller(self._index.join(), block_tokens)
+            self._texts.setdefault(block_tokens, Correspondence(block_tokens))
             self._recount()
 
     def _recount(self) -> None:
@@ -228,10 +234,25 @@ class Prefixes:
 
     def _inherited(self, before: _Answer, request: Request) -> _Answer | None:
         """An answer that was found for another request since, where it must be this one's too."""
+        chains = {size: self._chain(request, size)[0] for size in self._numbers}
         for heir in before.heirs:
-            if not heir.stale and all(one.holds(request) for one in heir.bounds):
+            if not heir.stale and all(one.holds(chains[one.block_tokens]) for one in heir.bounds):
                 return heir
         return None
+
+    def _chain(self, request: Request, block_tokens: int) -> tuple[bytes, bytes]:
+        """Ids of the blocks that may be cached, and of the chunk of text after the known ones.
+
+        An engine computes a prompt's last token in any case.
+        """
+        content = request.content
+        if content is None:
+            return b"", b""
+        if content.pieces:
+            chain, unknown = block_ids(content.pieces, block_tokens), b""
+        else:
+            chain, unknown = self._texts[block_tokens].foretold(content)
+        return chain[: ID_BYTES * (max(0, request.prompt_tokens - 1) // block_tokens)], unknown
 
     def _look(self, request: Request) -> _Answer:
         """Look up the blocks of a prompt, and watch those where the answer changes."""
@@ -239,10 +260,10 @@ class Prefixes:
         tokens = np.zeros(width + 1, np.int64)
         bounds: list[_Bound] = []
         watched: set[int] = set()
-        for block_tokens, numbers in self._numbers.items() if _pieces(request) else ():
+        for block_tokens, numbers in self._numbers.items():
             assert self._index is not None
-            chain = block_ids(_pieces(request), block_tokens)
-            chain = chain[: ID_BYTES * _most_blocks(request, block_tokens)]
+            chain, unknown = self._chain(request, block_tokens)
+            watched.update(array("Q", unknown))
             blocks = self._index.leading(chain)[numbers]
             tokens[numbers] = blocks * block_tokens
             ids = array("Q", chain)
@@ -289,11 +310,3 @@ class Prefixes:
                     del self._watched[one]
         answer.watched = set()
 
-
-def _pieces(request: Request) -> bytes:
-    return b"" if request.content is None else request.content.pieces
-
-
-def _most_blocks(request: Request, block_tokens: int) -> int:
-    """Blocks that an engine may take from its cache: it computes the last token in any case."""
-    return max(0, request.prompt_tokens - 1) // block_tokens

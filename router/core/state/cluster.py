@@ -106,6 +106,10 @@ class Cluster:
     def knows(self, worker_id: str) -> bool:
         return worker_id in self._group_of
 
+    def asks(self, group: str) -> bool:
+        """Whether a group can use the ids of a request's content."""
+        return self.groups[group].asks_for_content
+
     def group_of(self, worker_id: str) -> Group:
         return self._group_of[worker_id]
 

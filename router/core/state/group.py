@@ -167,6 +167,12 @@ class Group:
         return self._cached
 
     @property
+    def asks_for_content(self) -> bool:
+        """Whether it can use the ids of a request's content: a worker tells what it has cached."""
+        stages = (self, self.prefills) if self.prefills is not None else (self,)
+        return any(stage.prefixes.told for stage in stages)
+
+    @property
     def hit_totals(self) -> HitTotals:
         """How right the hits of requests were that it has sent."""
         return self._hit_record.totals
@@ -374,7 +380,7 @@ class Group:
         told = self.prefix_hits is not None or self.prefixes.tells(worker.spec.id)
         if hits is not None and told and worker in self._live:
             cached = hits(request)[self._live.index(worker)]
-        self.prefixes.forget(request.id)
+        self.prefixes.sent(worker.spec.id, request)
         worker.add(request, now_s, cached)
 
     def withdraw(self, request: Request) -> None:
@@ -386,6 +392,7 @@ class Group:
         self, worker: Worker, request: Request, *, complete: bool, now_s: float | None
     ) -> None:
         worker.remove(request.id, complete=complete, now_s=now_s)
+        self.prefixes.ended(request.id)
         self.held[request.tenant] -= request.slots
         if not self.held[request.tenant]:
             del self.held[request.tenant]

@@ -6,6 +6,7 @@ import msgspec
 
 from router.core.prefix.ids import block_ids, chain, seed
 from router.core.prefix.prefixes import LOOK_AGAIN_S, Prefixes
+from router.core.prefix.text_chunks import text_content
 from router.core.types import Content, PromptChain, Request, Snapshot
 from tests.support.core import part, snapshot, token
 
@@ -184,15 +185,70 @@ def test_answers_are_bounded() -> None:
     assert told.prefixes.answers == 3
 
 
-def test_chains_of_routers_requests_are_passed_on() -> None:
-    heard = []
+def says(number: int, *messages: bytes, prompt_tokens: int = 1000) -> Request:
+    content = text_content(b"model", messages)
+    return Request(token(number), "default", prompt_tokens, content=content)
 
-    class Learner:
-        def told(self, token: str, first: int, blocks: bytes) -> None:
-            heard.append((token, first, blocks))
 
+SYSTEM, QUESTION, OTHER = b"s" * 900, b"q" * 2000, b"o" * 1500
+
+
+def entered(told: Told, worker: str, number: int, ids: bytes) -> None:
+    """The worker admits a request, and computes its prompt."""
+    chains = (PromptChain(part(number), 0, ids), PromptChain("another's", 0, ids))
+    delta = msgspec.structs.replace(
+        snapshot("delta", 900 + number), cache_block=16, blocks_stored=ids, chains=chains
+    )
+    told.hear(worker, delta)
+
+
+def test_text_that_was_told_before_is_found_again() -> None:
+    told = Told(a=16, b=16)
+    first = says(1, SYSTEM, QUESTION)
+    assert told.hits(first) == [0, 0, 0]
+    told.prefixes.sent("a", first)
+    entered(told, "a", 1, blocks(0, 40))
+    told.prefixes.ended(token(1))
+    assert told.hits(says(2, SYSTEM, QUESTION)) == [640, 0, 0]
+    assert told.hits(says(3, QUESTION)) == [0, 0, 0]
+    (begun, *_) = told.hits(says(4, SYSTEM, OTHER))
+    assert 0 < begun < 640
+    told.delta("a", removed=blocks(4, 40))
+    assert told.hits(says(2, SYSTEM, QUESTION)) == [64, 0, 0]
+
+
+def test_a_request_that_waits_learns_of_its_text_meanwhile() -> None:
     told = Told(a=16)
-    told.prefixes.correspondence = Learner()
-    chains = PromptChain(part(7), 0, b"8 bytes."), PromptChain("theirs", 3, b"")
-    told.hear("a", msgspec.structs.replace(snapshot("delta", 9), chains=chains))
-    assert heard == [(token(7), 0, b"8 bytes.")]
+    first, waits = says(1, SYSTEM, QUESTION), says(2, SYSTEM, QUESTION)
+    told.prefixes.sent("a", first)
+    assert told.hits(waits) == [0, 0, 0]
+    entered(told, "a", 1, blocks(0, 40))
+    assert told.hits(waits) == [640, 0, 0]
+
+
+def test_equal_texts_that_wait_share_an_answer() -> None:
+    told = Told(a=16)
+    told.prefixes.sent("a", says(1, SYSTEM, QUESTION))
+    entered(told, "a", 1, blocks(0, 40))
+    told.delta("a", removed=blocks(8, 40))
+    waiting = [says(number, SYSTEM, QUESTION) for number in range(2, 6)]
+    assert [told.hits(one)[0] for one in waiting] == [128] * 4
+    told.delta("a", blocks(8, 20))
+    assert [told.hits(one)[0] for one in waiting] == [320] * 4
+
+
+def test_what_a_worker_without_blocks_receives_teaches_nothing() -> None:
+    told = Told(a=16)
+    told.prefixes.sent("b", says(1, SYSTEM, QUESTION))
+    told.prefixes.sent("a", Request(token(9), "default", 100))
+    entered(told, "a", 1, blocks(0, 40))
+    assert told.hits(says(2, SYSTEM, QUESTION)) == [0, 0, 0]
+
+
+def test_an_engine_that_can_tell_no_more_counts_as_knowing_nothing() -> None:
+    told = Told(a=16)
+    told.delta("a", blocks(0, 10))
+    assert told.prefixes.told
+    told.hear("a", snapshot("delta", 999))
+    assert not told.prefixes.told
+    assert told.hits(asks(1)) == [0, 0, 0]
