@@ -71,12 +71,13 @@ class CachedBlocks:
         self._events.append(None)
 
     def entered(self, request: str, ids: array[int]) -> None:
-        """Note the blocks of a request's prompt."""
-        self._tell_chain(request, 0, ids)
+        """Note the blocks of a request's prompt, even if they are none."""
+        self._chains.append(PromptChain(request, 0, ids.tobytes()))
 
     def left(self, request: str, prompt_blocks: int, ids: array[int]) -> None:
         """Note the blocks that an answer has filled."""
-        self._tell_chain(request, prompt_blocks, ids)
+        if ids:
+            self._chains.append(PromptChain(request, prompt_blocks, ids.tobytes()))
 
     def end(self) -> None:
         """Tell nothing any more."""
@@ -129,7 +130,3 @@ class CachedBlocks:
             else:
                 copies.pop(id_, None)
         return before, cleared
-
-    def _tell_chain(self, request: str, first: int, ids: array[int]) -> None:
-        if ids:
-            self._chains.append(PromptChain(request, first, ids.tobytes()))

@@ -309,4 +309,3 @@ class Prefixes:
                 if not watchers:
                     del self._watched[one]
         answer.watched = set()
-

@@ -6,6 +6,7 @@ import msgspec
 
 from router.core.prefix.ids import block_ids, chain, seed
 from router.core.prefix.prefixes import LOOK_AGAIN_S, Prefixes
+from router.core.prefix.text_chunks import seed as text_seed
 from router.core.prefix.text_chunks import text_content
 from router.core.types import Content, PromptChain, Request, Snapshot
 from tests.support.core import part, snapshot, token
@@ -186,7 +187,7 @@ def test_answers_are_bounded() -> None:
 
 
 def says(number: int, *messages: bytes, prompt_tokens: int = 1000) -> Request:
-    content = text_content(b"model", messages)
+    content = text_content(text_seed({"model": b"m"}), messages)
     return Request(token(number), "default", prompt_tokens, content=content)
 
 
