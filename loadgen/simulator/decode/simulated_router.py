@@ -207,6 +207,7 @@ class Front:
             config.dispatch,
             _look_ahead(config) if POLICIES[config.policy].looks_ahead else None,
             Overcommit(config.overcommit),
+            steps_under_way=config.dispatch_delay,
             on_policy_error=_raise,
         )
         self._behind: list[tuple[int, int, Request]] = []

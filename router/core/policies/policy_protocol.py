@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -22,6 +23,7 @@ class Known:
         hits: cached part of each prompt by worker; None: unknown, which counts as 0.
         now_s: time of the round.
         may_wait: whether a request may wait for a busy worker, instead of going to a free one.
+        steps_under_way: steps that begin before what this round sends arrives.
         barrier: whether the workers wait for each other at each step.
         crowded: whether more requests wait than there are free slots.
     """
@@ -31,8 +33,16 @@ class Known:
     hits: Hits | None = None
     now_s: float = 0.0
     may_wait: bool = False
+    steps_under_way: int = 0
     barrier: bool = True
     crowded: bool = False
+
+    @property
+    def busy_from(self) -> float:
+        """Pending prompt tokens of a worker that needs no more before this round's could arrive."""
+        if not self.may_wait or self.outlook is None or not self.outlook.profile.prefill_beta:
+            return math.inf
+        return self.outlook.profile.prefill_chunk * (1 + self.steps_under_way)
 
 
 NOTHING = Known()

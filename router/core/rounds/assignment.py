@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -81,14 +80,6 @@ class _Round:
         self._limited = memory
         self._kept: set[str] = set()
 
-    @property
-    def _busy_from(self) -> float:
-        """Pending prompt tokens from which on requests may wait for a worker."""
-        outlook = self._known.outlook
-        if not self._known.may_wait or outlook is None or not outlook.profile.prefill_beta:
-            return math.inf
-        return outlook.profile.prefill_chunk
-
     def serve(self, tier: Tier, share: float) -> Sequence[Assignment]:
         if self._last is not None:
             self._receive(*self._last)
@@ -103,7 +94,7 @@ class _Round:
                 tier,
                 workers,
                 memory=self._limited,
-                busy_from=self._busy_from,
+                busy_from=self._known.busy_from,
             )
         self._last = assignments, tier
         return assignments

@@ -112,6 +112,8 @@ class RoundDecider(Generic[W]):
     Attributes:
         fallback: assigns where the policy raises an exception.
         solved: the policy's last program; None if it solved nothing.
+        steps_under_way: steps that begin before what a round sends arrives. When a step's end is
+            known, its engine has begun the next.
         on_policy_error: callback for that exception.
     """
 
@@ -127,6 +129,7 @@ class RoundDecider(Generic[W]):
     fair: FairShare = field(default_factory=FairShare)
     stats: GroupStats = field(default_factory=GroupStats)
     solved: Decision | None = None
+    steps_under_way: int = 1
     on_policy_error: Callable[[Exception], None] = lambda _: None
 
     def follow(self) -> None:
@@ -217,6 +220,7 @@ class RoundDecider(Generic[W]):
                 self.group.hits,
                 given.now,
                 may_wait=self.dispatch is Dispatch.POOL,
+                steps_under_way=self.steps_under_way,
                 barrier=self.group.barrier is not False,
                 crowded=len(self.pool) > given.capacity,
             )

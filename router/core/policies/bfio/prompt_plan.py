@@ -14,7 +14,6 @@ wait for long ones and nobody waits for ever. The rule is our own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -43,7 +42,7 @@ def planned(
 ) -> Sequence[Assignment]:
     """Requests that the plan sends now; where requests may not wait, all."""
     room = Room(workers, known)
-    open_ = sum([worker.pending_prompt_tokens < profile.prefill_chunk for worker in workers])
+    open_ = sum([worker.pending_prompt_tokens < known.busy_from for worker in workers])
     left = list(islice(tier, max(_CANDIDATES, _CANDIDATES_EACH * open_)))
     while left:
         plan = _plan(Tier.of(left), room, profile)
@@ -77,7 +76,7 @@ def _plan(waiting: Tier, room: Room, profile: WorkProfile) -> PromptPlan:
         waited,
         pending=beta * np.array(room.pending, dtype=np.float64),
         loads=np.array(room.load_tokens, dtype=np.float64),
-        open_below=beta * profile.prefill_chunk if known.may_wait else math.inf,
+        open_below=beta * known.busy_from,
         fits=room.fit(waiting),
         barrier=known.barrier,
     )
