@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.panel import Board, Panel, Query, Row, mean, of_group, quantiles, rate
+from dashboards.panel import Board, Panel, Query, Row, mean, of_group, quantiles, rate, ratio
 
 
 def _parameter(title: str, text: str, name: str) -> Panel:
@@ -115,9 +115,80 @@ KNOWLEDGE = Row(
     ),
 )
 
+PREFIXES = Row(
+    "Prefix caches (of workers that tell what theirs hold)",
+    (
+        Panel(
+            "Prompt tokens that were cached",
+            "Share of the prompt tokens of requests sent that their engine had in its prefix cache "
+            "and did not compute again, and the share that the router had taken for cached.",
+            "percentunit",
+            (
+                Query(
+                    ratio(
+                        "evenstep_prefix_found_tokens_total", "evenstep_prefix_prompt_tokens_total"
+                    ),
+                    "{{group}} found",
+                ),
+                Query(
+                    ratio(
+                        "evenstep_prefix_foretold_tokens_total",
+                        "evenstep_prefix_prompt_tokens_total",
+                    ),
+                    "{{group}} foretold",
+                ),
+            ),
+        ),
+        Panel(
+            "Prompt tokens not computed again",
+            "Tokens per second that engines found in their prefix caches.",
+            "short",
+            (Query(rate("evenstep_prefix_found_tokens_total")),),
+        ),
+        Panel(
+            "How right the router is about them",
+            "Share of requests for which it foretold exactly what the engine found, and by how "
+            "much it was off, as a share of the prompt tokens. Token ids are foretold exactly, "
+            "texts within some hundred bytes.",
+            "percentunit",
+            (
+                Query(
+                    ratio("evenstep_prefix_right_requests_total", "evenstep_prefix_requests_total"),
+                    "{{group}} exact",
+                ),
+                Query(
+                    ratio(
+                        "evenstep_prefix_error_tokens_total", "evenstep_prefix_prompt_tokens_total"
+                    ),
+                    "{{group}} off",
+                ),
+            ),
+        ),
+        Panel(
+            "Blocks in prefix caches",
+            "Distinct blocks that the router knows of. Of each worker: the worker dashboard.",
+            "short",
+            (Query(of_group("evenstep_prefix_blocks", "max")),),
+        ),
+        Panel(
+            "Blocks that were not noted",
+            "Per second, since the router's index of blocks was full. Above 0, it takes some "
+            "cached prompts for new ones.",
+            "ops",
+            (Query(rate("evenstep_prefix_blocks_dropped_total")),),
+        ),
+        Panel(
+            "Memory of the index",
+            "For the blocks, and for which blocks texts become.",
+            "bytes",
+            (Query(of_group("evenstep_prefix_memory_bytes", "max")),),
+        ),
+    ),
+)
+
 DECISIONS = Board(
     "decisions",
     "Decisions",
     "How long do decisions take, how many requests do they choose from, and what do they know?",
-    (ROUNDS, LOOK_AHEAD, KNOWLEDGE),
+    (ROUNDS, LOOK_AHEAD, KNOWLEDGE, PREFIXES),
 )

@@ -147,6 +147,20 @@ BALANCE = Row(
             ),
         ),
         Panel(
+            "Prompts in steps",
+            "Share of the time of steps that computing prompts has added to them, by the learned "
+            "cost of a step: at a barrier all wait for the worker with the most prompt tokens. "
+            "What cached prefixes save is seen on the dashboard of decisions.",
+            "percentunit",
+            (Query(ratio("evenstep_prompt_seconds_total", "evenstep_step_seconds_total")),),
+        ),
+        Panel(
+            "Prompt tokens computed per second",
+            "In steps, by all workers; without those that prefix caches had.",
+            "short",
+            (Query(rate("evenstep_prompt_tokens_total")),),
+        ),
+        Panel(
             "Load of workers (KV tokens)",
             "Resident KV tokens: of the most loaded worker, on average, of the least loaded one. "
             "Where workers step together the first alone sets the time of a step.",

@@ -120,6 +120,13 @@ KNOWN = Row(
             "stacked",
         ),
         Panel(
+            "Blocks in the prefix cache",
+            "Blocks of prompts and answers that a worker has told that its cache holds. No line "
+            "where it does not tell, which the log of its plug-in explains.",
+            "short",
+            of_worker("evenstep_worker_prefix_blocks"),
+        ),
+        Panel(
             "Lost messages",
             "State messages that were lost on the way, per second; the router then asks for the "
             "whole state.",

@@ -18,6 +18,7 @@ _TABLES: tuple[tuple[tuple[str, ...], Sequence[Row[Any]]], ...] = (
     (("group", "pool"), groups.STEP_ROWS),
     (_WORKER, workers.WORKER_ROWS),
     (_WORKER, workers.LIVE_WORKER_ROWS),
+    (_WORKER, workers.HELD_ROWS),
     ((), workers.SNAPSHOT_ROWS),
     ((), workers.AGENT_ROWS),
     ((), workers.HEALTH_ROWS),
@@ -31,9 +32,9 @@ _TABLES: tuple[tuple[tuple[str, ...], Sequence[Row[Any]]], ...] = (
 _HEAD = """# Metrics
 
 What `/metrics` tells, generated from the tables that the router reads them by
-(`groups.py`, `workers.py` and `other.py` in `router/metrics`): change them there, then
-`python -m docs.generate`. Units are Prometheus's base units. A worker has
-ten series at most; its gauges end while it is down, and totals of groups never fall. The process's
+(`router/metrics`): change them there, then
+`python -m docs.generate`. Units are Prometheus's base units. A worker has eleven
+series at most; its gauges end while it is down, and totals of groups never fall. The process's
 own (`process_…`) come on top; with `--processes` above 1 they are those of the one that decides.
 API keys are told by their names, 64 at most and the rest together as `other`.
 

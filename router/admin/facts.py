@@ -69,6 +69,7 @@ def facts(
         found.append(_loads(live))
     if group.serves is None:
         found += [_waiting(group), _cost(group)]
+    found.append(_prefixes(group))
     found.append(_power(len(live), powered, footing))
     if decider is not None:
         found += _deciding(decider, footing)
@@ -150,6 +151,27 @@ def _cost(group: Group) -> Fact:
     if found.known:
         text = f"{text} With 95 % certainty from {low.formula} to {high.formula}."
     return Fact("Cost of a step", "good", text)
+
+
+def _prefixes(group: Group) -> Fact:
+    told = sum(group.prefixes.tells(worker.spec.id) for worker in group.live_workers())
+    if not told:
+        text = (
+            "No engine tells what it has cached of prompts, so each counts as computed in full. "
+            "With prefix caching on, the vLLM plug-in tells it."
+        )
+        return Fact("Prefix caches", "unknown", text)
+    missing = len(group.live_workers()) - told
+    text = f"Told by {_count(told)}{f', not by {missing}' if missing else ''}."
+    totals = group.hit_totals
+    if totals.prompt_tokens:
+        share = totals.found_tokens / totals.prompt_tokens
+        right = totals.right / totals.requests
+        text = (
+            f"{text} Engines had {share:.0%} of the prompt tokens sent to them cached; foretold "
+            f"exactly in {right:.0%} of {totals.requests:,} requests."
+        )
+    return Fact("Prefix caches", "fallback" if missing else "good", text)
 
 
 def _power(live: int, powered: int, footing: Footing) -> Fact:

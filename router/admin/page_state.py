@@ -60,6 +60,8 @@ class Sums(msgspec.Struct, frozen=True, gc=False):
     failed: int
     first_tokens: int
     first_token_s: float
+    prefix_prompt_tokens: int
+    prefix_found_tokens: int
 
 
 class Rule(msgspec.Struct, frozen=True, gc=False):
@@ -201,6 +203,8 @@ def _sums(group: Group, decider: Decider | None) -> Sums:
         failed=outcomes.get(Outcome.FAILED, 0) + outcomes.get(Outcome.EXPIRED, 0),
         first_tokens=sum(ttft.counts) if ttft else 0,
         first_token_s=ttft.total if ttft else 0.0,
+        prefix_prompt_tokens=group.hit_totals.prompt_tokens,
+        prefix_found_tokens=group.hit_totals.found_tokens,
     )
 
 

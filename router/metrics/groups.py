@@ -14,6 +14,7 @@ from router.core.rounds.decider import Decider
 from router.core.state.barrier import StepTotals
 from router.core.state.group import Group
 from router.core.types import ADMISSION_ENDED, Outcome, StateSource
+from router.metrics.prefixes import PREFIX_ROWS
 from router.metrics.rows import HistogramRow, Row
 from router.metrics.step_cost import STEP_COST_ROWS
 
@@ -157,6 +158,7 @@ GROUP_ROWS: Sequence[Row[Group]] = (
         lambda group: group.preemptions,
     ),
     *STEP_COST_ROWS,
+    *PREFIX_ROWS,
     Row(
         "evenstep_useful_energy_joules_total",
         "Energy that workers spent on computing, by the calibrated --power-levels.",
@@ -364,6 +366,18 @@ STEP_ROWS: Sequence[Row[StepTotals]] = (
         "evenstep_output_tokens_total",
         "Tokens that workers decoded; a first token that comes with its prefill is not among them.",
         lambda totals: totals.output_tokens,
+    ),
+    Row(
+        "evenstep_prompt_tokens_total",
+        "Prompt tokens that workers computed in steps.",
+        lambda totals: totals.prompt_tokens,
+    ),
+    Row(
+        "evenstep_prompt_seconds_total",
+        "Time that computing prompts has added to steps at a barrier: in each step the prompt "
+        "tokens of the worker with the most of them, by the cost of a step. Nothing is added "
+        "while that is not known.",
+        lambda totals: totals.prompt_s,
     ),
     Row(
         "evenstep_free_slot_steps_total",

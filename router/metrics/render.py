@@ -51,6 +51,7 @@ from router.metrics.workers import (
     AGENT_ROWS,
     GAUGE_ROWS,
     HEALTH_ROWS,
+    HELD_ROWS,
     LIVE_WORKER_ROWS,
     SNAPSHOT_ROWS,
     WORKER_ROWS,
@@ -186,10 +187,12 @@ class Metrics:
             for spec in (each.spec,)
         ]
         live = [(labels, status) for labels, status in workers if status.up]
+        held = [(labels, groups[labels[0]].prefixes.held(labels[1])) for labels, _ in live]
         yield from _families(GROUP_ROWS, ("group",), named)
         yield from _families(STEP_ROWS, ("group", "pool"), totals)
         yield from _families(WORKER_ROWS, ("group", "worker", "rank"), workers)
         yield from _families(LIVE_WORKER_ROWS, ("group", "worker", "rank"), live)
+        yield from _families(HELD_ROWS, ("group", "worker", "rank"), held)
 
 
 def _line(sample: Sample) -> str:

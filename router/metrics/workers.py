@@ -173,3 +173,12 @@ LIVE_WORKER_ROWS: Sequence[Row[WorkerStatus]] = (
         "source",
     ),
 )
+
+# Of what the group knows of a live worker's prefix cache.
+HELD_ROWS: Sequence[Row[int | None]] = (
+    Row(
+        "evenstep_worker_prefix_blocks",
+        "Blocks that the worker has in its prefix cache; no value where it does not tell them.",
+        lambda blocks: blocks,
+    ),
+)

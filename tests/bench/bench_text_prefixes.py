@@ -1,7 +1,7 @@
 """How well the router foretells which blocks a text prompt becomes, without a tokenizer.
 
     ENGINE/bin/python tests/bench/bench_text_prefixes.py TOKENIZER [--conversations 200] [--turns 6]
-        [--seed 1] [--escaped]
+        [--seed 1] [--escaped] [--json FILE]
 
 TOKENIZER is the folder of a model with tokenizer.json and chat_template.jinja (`make engine` makes
 the trained one), and the interpreter the engine's, which has `tokenizers` and `jinja2`.
@@ -24,12 +24,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from tokenizers import Tokenizer
 
+from loadgen.report.origin import Engines, origin, write_figures
 from router.core.prefix.correspondence import Correspondence
 from router.core.prefix.ids import block_ids, chain, seed
 from router.core.prefix.text_chunks import CHUNK_BYTES
@@ -38,6 +40,7 @@ from router.dispatch.models import CachedModel
 from router.proxy.body import parse
 
 ROOT = Path(__file__).parents[2]
+CODE = ("router/core/prefix", "router/proxy/content.py", "tests/bench/bench_text_prefixes.py")
 SCRIPTS = (
     "Съешь же ещё этих мягких французских булок, да выпей чаю. Маршрутизатор ждёт ответа.",
     "请把下面的句子翻译成英文。今天天气很好,我们一起去公园散步吧。服务器正在处理请求。",
@@ -174,9 +177,9 @@ def measured(
 
 
 def timed(call: Callable[[], Any], times: list[float]) -> Any:
-    start = time.perf_counter()
+    start = time.process_time()
     done = call()
-    times.append(time.perf_counter() - start)
+    times.append(time.process_time() - start)
     return done
 
 
@@ -187,24 +190,35 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--escaped", action="store_true")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    header = origin(Engines.SIMULATED, CODE, tokenizers=version("tokenizers"))
     engine = Engine(options.tokenizer)
-    for block_tokens in (16, 32):
-        seen, router, predicting, learning = measured(engine, block_tokens, options)
-        print(f"blocks of {block_tokens}: {len(seen):,} requests")
-        for name, some in (
-            ("all", seen),
-            ("first turns", [one for one in seen if one.turn == 1]),
-            ("later turns", [one for one in seen if one.turn > 1]),
-        ):
-            exact = statistics.mean(one.foretold == one.held for one in some)
-            within = statistics.mean(one.within for one in some)
-            tokens = sum(one.foretold for one in some) / max(1, sum(one.held for one in some))
-            print(f"  {name:12} exact {exact:.3f}, within a chunk {within:.3f}, sum {tokens:.4f}")
-        print(
-            f"  predict {1e6 * statistics.median(predicting):.0f} us, "
-            f"learn {1e6 * statistics.median(learning):.0f} us, {router.memory_bytes:,} bytes"
-        )
+    rows = [of_blocks(engine, block_tokens, options) for block_tokens in (16, 32)]
+    if options.json:
+        conditions = {"conversations": options.conversations, "turns": options.turns}
+        write_figures(options.json, {**conditions, "blocks": rows}, header)
+
+
+def of_blocks(engine: Engine, block_tokens: int, options: argparse.Namespace) -> dict[str, object]:
+    """One size of blocks, printed too."""
+    seen, router, predicting, learning = measured(engine, block_tokens, options)
+    found: dict[str, object] = {"block_tokens": block_tokens, "requests": len(seen)}
+    for name, some in (
+        ("all", seen),
+        ("first_turns", [one for one in seen if one.turn == 1]),
+        ("later_turns", [one for one in seen if one.turn > 1]),
+    ):
+        found[name] = {
+            "exact": statistics.mean(one.foretold == one.held for one in some),
+            "within_a_chunk": statistics.mean(one.within for one in some),
+            "foretold_of_held": sum(one.foretold for one in some) / sum(one.held for one in some),
+        }
+    found["predict_us"] = 1e6 * statistics.median(predicting)
+    found["learn_us"] = 1e6 * statistics.median(learning)
+    found["memory_bytes"] = router.memory_bytes
+    print(json.dumps(found, indent=1), flush=True)
+    return found
 
 
 if __name__ == "__main__":

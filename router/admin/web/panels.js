@@ -35,6 +35,7 @@ export function showPolicy(group, past) {
     ["Dispatch", DISPATCH[rule.dispatch]],
     ["May queue in an engine", count(rule.overcommit, "request")],
     ...looks,
+    ...(past.average.cached === null ? [] : [["Prompt tokens cached", percent(past.average.cached)]]),
     ["Decisions", past.average.decisions === null ? UNKNOWN : `${past.average.decisions.toFixed(0)} a second, ${seconds(past.average.decision)} each`],
   ]);
 }

@@ -12,6 +12,7 @@ class HitTotals:
     Attributes:
         requests: those that were compared.
         right: those of them where both numbers were equal.
+        prompt_tokens: all tokens of their prompts.
         predicted_tokens: cached prompt tokens, by the router.
         found_tokens: the same, by the engines.
         error_tokens: sum of the absolute differences.
@@ -19,16 +20,18 @@ class HitTotals:
 
     requests: int = 0
     right: int = 0
+    prompt_tokens: int = 0
     predicted_tokens: int = 0
     found_tokens: int = 0
     error_tokens: int = 0
 
-    def plus(self, predicted_tokens: int, found_tokens: int) -> HitTotals:
+    def plus(self, prompt_tokens: int, predicted_tokens: int, found_tokens: int) -> HitTotals:
         """With one more request."""
         error = abs(predicted_tokens - found_tokens)
         return HitTotals(
             self.requests + 1,
             self.right + (not error),
+            self.prompt_tokens + prompt_tokens,
             self.predicted_tokens + predicted_tokens,
             self.found_tokens + found_tokens,
             self.error_tokens + error,
@@ -41,5 +44,5 @@ class HitRecord:
     def __init__(self) -> None:
         self.totals = HitTotals()
 
-    def compare(self, predicted_tokens: int, found_tokens: int) -> None:
-        self.totals = self.totals.plus(predicted_tokens, found_tokens)
+    def compare(self, prompt_tokens: int, predicted_tokens: int, found_tokens: int) -> None:
+        self.totals = self.totals.plus(prompt_tokens, predicted_tokens, found_tokens)

@@ -114,6 +114,20 @@ class Prefixes:
         """Number of requests whose answers are kept."""
         return len(self._answers)
 
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the index, and of what is known of texts."""
+        texts = sum(text.memory_bytes for text in self._texts.values())
+        return texts + (self._index.memory_bytes if self._index is not None else 0)
+
+    def held(self, worker_id: str) -> int | None:
+        """Blocks that a worker has cached; None: it does not tell."""
+        teller = self._tellers.get(worker_id)
+        if teller is None:
+            return None
+        assert self._index is not None
+        return self._index.held(teller.number)
+
     def tells(self, worker_id: str) -> bool:
         return worker_id in self._tellers
 

@@ -54,6 +54,9 @@ class StepTotals:
         measured_s: part of timed_s that engines measured.
         contested_steps: two workers or more had work.
         together_steps: contested steps that all busy workers made together.
+        prompt_tokens: prompt tokens that workers computed.
+        prompt_s: time that prompts have added to steps made together, by the cost of a step: that
+            of the worker with the most of them.
     """
 
     steps: int = 0
@@ -71,6 +74,8 @@ class StepTotals:
     measured_s: float = 0.0
     contested_steps: int = 0
     together_steps: int = 0
+    prompt_tokens: int = 0
+    prompt_s: float = 0.0
 
     @property
     def together_share(self) -> float | None:
@@ -293,6 +298,7 @@ class StepLedger:
             self.energy.close(work, waits, self._step_s, cost)
         imbalance = len(loads) * peak - total
         waited_s, timed = self._waited(waits)
+        prompt_s = cost.work_s(0, 0, max(prompts)) if cost is not None and waits else 0.0
         power_w = sum(rank.power_w for rank in self._ranks.values())
         self.totals[state] = StepTotals(
             steps=old.steps + 1,
@@ -310,6 +316,8 @@ class StepLedger:
             measured_s=old.measured_s + len(self._waits) * self._step_s,
             contested_steps=old.contested_steps + contested,
             together_steps=old.together_steps + (contested and together),
+            prompt_tokens=old.prompt_tokens + sum(prompts),
+            prompt_s=old.prompt_s + prompt_s,
         )
         waiting_s = sum(waits.values()) if waits else None
         every = sum(self._waits.values()) if len(self._waits) == len(loads) else None

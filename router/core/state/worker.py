@@ -414,7 +414,7 @@ class Worker:
         self._learn(flight, told.prompt_tokens)
         if not flight.compared:  # of several parts the first: the others may hit its blocks
             flight.compared = True
-            self.hit_record.compare(flight.cached_tokens, told.cached_tokens)
+            self.hit_record.compare(told.prompt_tokens, flight.cached_tokens, told.cached_tokens)
         return flight.max_tokens, flight.numbers.pop(0) if flight.numbers else None
 
     def _learn(self, flight: _InFlight, prompt_tokens: int) -> None:

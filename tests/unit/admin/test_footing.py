@@ -12,15 +12,23 @@ from router.core.forecast.look_ahead import SIGNALS, LookAhead
 from router.core.policies.baselines import PerRequest, jsq
 from router.core.policies.bfio.policy import BfIo
 from router.core.policies.policy_protocol import Policy
+from router.core.prefix.ids import chain, seed
 from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.state.cluster import Cluster
 from router.core.state.foreign_load import Gauges
 from router.core.step_fit import FittedStepTime
 from router.core.step_time import StepTime
-from router.core.types import Dispatch, WorkerSpec, prefill_stage
-from tests.support.clusters import cluster_of, show
-from tests.support.core import running, snapshot
+from router.core.types import (
+    Content,
+    Dispatch,
+    Request,
+    RunningRequest,
+    WorkerSpec,
+    prefill_stage,
+)
+from tests.support.clusters import cluster_of, send, show
+from tests.support.core import part, running, snapshot, token
 
 TWO = (WorkerSpec("a", "http://a"), WorkerSpec("b", "http://b"))
 PREFILL = WorkerSpec("p", "http://p", role="prefill")
@@ -95,6 +103,27 @@ def step(cluster: Cluster, number: int, waited_s: float | None, load_tokens: int
         told_now = snapshot("full", number, running("0-x", 100 + extra), step_s=0.01 + extra * 1e-6)
         timed = msgspec.structs.replace(told_now, waited_s=waited_s)
         show(cluster, timed, worker_id=worker_id)
+
+
+def test_what_engines_tell_of_their_prefix_caches() -> None:
+    cluster = cluster_of(*TWO)
+    assert told(cluster)["Prefix caches"][0] == "unknown"
+    pieces = chain(range(160), seed())
+    begun = msgspec.structs.replace(snapshot("full", 1), cache_block=16, blocks_stored=pieces[:64])
+    show(cluster, begun)
+    assert told(cluster)["Prefix caches"] == ("fallback", "Told by 1 worker, not by 1.")
+    show(cluster, begun, worker_id="b")
+    assert told(cluster)["Prefix caches"] == ("good", "Told by 2 workers.")
+    for number in (1, 2):
+        content = Content(pieces=pieces)
+        send(cluster, Request(token(number), "default", 160, content=content))
+    shown = [RunningRequest(part(number), 160, 1, 64 * number) for number in (1, 2)]
+    show(cluster, msgspec.structs.replace(snapshot("delta", 2, *shown), cache_block=16))
+    assert told(cluster)["Prefix caches"] == (
+        "good",
+        "Told by 2 workers. Engines had 60% of the prompt tokens sent to them cached; foretold "
+        "exactly in 50% of 2 requests.",
+    )
 
 
 def test_the_cost_of_a_step_is_learned_unless_it_is_fixed() -> None:

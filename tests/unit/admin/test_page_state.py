@@ -13,7 +13,7 @@ from router.core.policies.bfio.policy import BfIo
 from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.state.breaker import DEFAULTS
-from router.core.types import Dispatch, Outcome, WorkerSpec
+from router.core.types import Dispatch, Outcome, RunningRequest, WorkerSpec
 from tests.support.clusters import cluster_of, send, show
 from tests.support.core import part, request, running, snapshot
 
@@ -76,6 +76,17 @@ def test_what_queues_in_an_engine_is_apart_from_what_runs() -> None:
     # One tells it, of the other one its slots do.
     assert [(each.requests, each.queued) for each in told.workers] == [(6, 2), (6, 2)]
     assert told.barrier is None
+
+
+def test_of_prompt_tokens_that_engines_had_cached() -> None:
+    cluster = cluster_of(*SPECS)
+    show(cluster, msgspec.structs.replace(snapshot("full", 1), cache_block=16))
+    send(cluster, request(1, 100), "a")
+    show(cluster, snapshot("full", 2, RunningRequest(part(1), 100, 1, 48)))
+
+    (told,) = Status(cluster, lambda: 0.0).read(Footing()).groups
+
+    assert (told.sums.prefix_prompt_tokens, told.sums.prefix_found_tokens) == (100, 48)
 
 
 def test_where_nothing_is_routed() -> None:

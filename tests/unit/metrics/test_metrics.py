@@ -10,10 +10,22 @@ from prometheus_client import CollectorRegistry, generate_latest
 from router.access.key_ring import parse_keys
 from router.core.energy.joules import METER_SILENT_S
 from router.core.errors import KeyLimitError
-from router.core.events import Failed, Fetched, PowerTold, SnapshotReceived, WorkerDown, WorkerUp
+from router.core.events import (
+    Arrived,
+    Dispatched,
+    Failed,
+    Fetched,
+    PowerTold,
+    SnapshotReceived,
+    WorkerDown,
+    WorkerUp,
+)
+from router.core.prefix.ids import chain, seed
 from router.core.stats import Histogram
+from router.core.step_time import StepTime
 from router.core.types import (
     ADMISSION_ENDED,
+    Content,
     Outcome,
     PoolState,
     Request,
@@ -41,6 +53,7 @@ def test_every_metric_has_a_sound_name_help_and_type(bench: Bench) -> None:
         *(groups.DECIDER_ROWS, groups.GROUP_ROWS, groups.PREFILL_ROWS, groups.LOOK_AHEAD_ROWS),
         *(groups.STEP_ROWS, workers.SNAPSHOT_ROWS, workers.AGENT_ROWS, workers.HEALTH_ROWS),
         *(workers.GAUGE_ROWS, workers.WORKER_ROWS, workers.LIVE_WORKER_ROWS),
+        workers.HELD_ROWS,
         *(other.KEY_ROWS, other.ACCESS_ROWS, other.BUILD_ROWS, other.HTTP_ROWS),
     )
     named = [(row.name, row.help) for table in tables for row in table]
@@ -177,10 +190,57 @@ def test_what_is_written_in_pieces_has_one_heading() -> None:
     assert shown == [spec.id for spec in specs]
 
 
-def test_a_worker_has_ten_series_at_most(bench: Bench) -> None:
+def test_a_worker_has_eleven_series_at_most(bench: Bench) -> None:
     bench.step(1, a=10)
+    caching = msgspec.structs.replace(TELLING, sequence=2, cache_block=16)
+    bench.dispatcher.apply(SnapshotReceived("a", caching, bench.now_s))
     told = [name for name, labels in bench.scrape() if "a" in labels]
-    assert len(told) == 10
+    assert len(told) == 11
+
+
+def test_prefix_caches_and_how_right_the_router_is_about_them(bench: Bench) -> None:
+    samples = bench.scrape()
+    assert ("prefix_blocks", ("g",)) not in samples, "no worker has told its own"
+    assert samples["prefix_memory_bytes", ("g",)] == 0
+    pieces = chain(range(160), seed())
+    for worker, held in (("a", 9), ("b", 4)):
+        told = msgspec.structs.replace(BASE, cache_block=16, blocks_stored=pieces[: 8 * held])
+        bench.dispatcher.apply(SnapshotReceived(worker, told, bench.now_s))
+    request = Request(core.token(1), "g", 160, content=Content(pieces=pieces))
+    bench.dispatcher.apply(Arrived(request))
+    bench.dispatcher.apply(Dispatched(request.id, "b"))
+    running = (RunningRequest(core.part(1), 160, 1, cached_tokens=48),)
+    told = msgspec.structs.replace(told, sequence=2, running=running)
+    bench.dispatcher.apply(SnapshotReceived("b", told, bench.now_s))
+
+    samples = bench.scrape()
+    assert samples["prefix_blocks", ("g",)] == 9
+    assert samples["worker_prefix_blocks", ("g", "0", "a")] == 9
+    assert samples["worker_prefix_blocks", ("g", "1", "b")] == 4
+    assert samples["prefix_memory_bytes", ("g",)] > 0
+    counts = {
+        "requests": 1,
+        "right_requests": 0,
+        "prompt_tokens": 160,
+        "found_tokens": 48,
+        "foretold_tokens": 64,
+        "error_tokens": 16,
+        "blocks_dropped": 0,
+    }
+    assert {name: samples[f"prefix_{name}_total", ("g",)] for name in counts} == counts
+
+
+def test_prompt_tokens_of_steps_and_the_time_that_they_take(bench: Bench) -> None:
+    bench.step(1, a=10, b=10)
+    bench.dispatcher.cluster.fix_step_time(StepTime(1e-3, per_prompt_token_s=1e-5))
+    for worker, prompt_tokens in (("a", 100), ("b", 300)):
+        told = msgspec.structs.replace(
+            TELLING, sequence=2, step=2, scheduled_prefill_tokens=prompt_tokens
+        )
+        bench.dispatcher.apply(SnapshotReceived(worker, told, bench.now_s))
+    samples = bench.scrape()
+    assert samples["prompt_tokens_total", ("g", "empty")] == 400
+    assert samples["prompt_seconds_total", ("g", "empty")] == pytest.approx(3e-3)
 
 
 def test_a_worker_without_snapshots_or_rank(bench: Bench) -> None:

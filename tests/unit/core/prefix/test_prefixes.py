@@ -253,3 +253,19 @@ def test_an_engine_that_can_tell_no_more_counts_as_knowing_nothing() -> None:
     told.hear("a", snapshot("delta", 999))
     assert not told.prefixes.told
     assert told.hits(asks(1)) == [0, 0, 0]
+
+
+def test_what_is_held_and_what_it_takes() -> None:
+    assert (Prefixes().held("a"), Prefixes().memory_bytes) == (None, 0)
+    told = Told(a=16, b=16)
+    before = told.prefixes.memory_bytes
+    told.delta("a", stored=blocks(0, 60))
+    told.delta("a", removed=blocks(50, 60))
+    assert [told.prefixes.held(worker) for worker in WORKERS] == [50, 0, None]
+    assert told.prefixes.memory_bytes > before
+    before = told.prefixes.memory_bytes
+    text = text_content(text_seed({}), [b"a" * 5000])
+    told.prefixes.sent("a", Request(token(1), "default", 1000, content=text))
+    chains = (PromptChain(part(1), 0, blocks(0, 60)),)
+    told.hear("a", msgspec.structs.replace(told._snapshot("delta"), cache_block=16, chains=chains))
+    assert told.prefixes.memory_bytes > before

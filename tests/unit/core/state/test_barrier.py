@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.core.state.barrier import StepLedger, StepShares, StepTotals
+from router.core.step_time import StepTime
 from router.core.types import PoolState
 from tests.support.core import snapshot
 
@@ -56,6 +57,21 @@ def test_a_step_is_closed_by_the_last_live_worker() -> None:
     assert closed(ledger, *reports) == [False, True]
     assert ledger.totals[EMPTY] == StepTotals(1, 40, 100, 160, 2, 0.75, 300.0 * 0.75, 5, **TOGETHER)
     assert ledger.totals[WAITING] == StepTotals()
+
+
+def test_what_prompts_add_is_what_the_worker_with_most_of_them_computes() -> None:
+    ledger = StepLedger()
+    for step, cost in ((1, None), (2, StepTime(1e-3, 1e-9, per_prompt_token_s=2e-5))):
+        ledger.fixed = cost
+        for worker, prompt_tokens in (("a", 100), ("b", 400)):
+            told = replace(
+                snapshot("delta", step, step_s=0.5), scheduled_prefill_tokens=prompt_tokens
+            )
+            ledger.report(worker, StepShares(10, 10), told, EMPTY)
+            ledger.complete("ab", EMPTY)
+    totals = ledger.totals[EMPTY]
+    assert totals.prompt_tokens == 1000
+    assert totals.prompt_s == pytest.approx(400 * 2e-5), "of the step whose cost is known"
 
 
 def test_averages_are_differences_of_totals() -> None:
