@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,6 +18,7 @@ from tests.support.engine_watch import WAIT_S, Watched, watching
 from tests.support.plugin_stream import Routers, ask_full
 from tests.support.prefix_view import PrefixView
 from tests.support.server import wait_until
+from tests.support.told_hits import noted, running_noting
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -93,3 +96,36 @@ def test_what_is_told_is_what_vllm_finds(watched: Watched, routers: Routers) -> 
         assert not one.blocks_stored + one.blocks_removed  # heartbeats repeat nothing
     assert {*array("Q", full.blocks_stored)} == view.held
     assert (full.blocks_removed, full.chains, full.cache_block) == (b"", (), BLOCK_TOKENS)
+
+
+CHAT = [
+    {"role": "system", "content": "Answer in one word."},
+    {"role": "user", "content": "Which colour has the sky? " * 6},
+]
+ASKED = 4
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_who_asks_again_is_served_from_the_cache(
+    watched: Watched, tmp_path: Path, path: str
+) -> None:
+    """One idle client, through the router; it foretells what vLLM finds."""
+    what = {"messages": CHAT} if path.startswith("chat") else {"prompt": [7, *range(3, 190)]}
+    body = {"model": MODEL, "max_tokens": 4, "temperature": 0, **what}
+    worker = f"{watched.server.url},snapshots={watched.endpoint}"
+    file = tmp_path / "hits"
+    with running_noting(tmp_path, file, "--worker", worker) as router:
+        usages = [asked(f"{router.url}/v1/{path}", body) for _ in range(ASKED)]
+        wait_until(lambda: len(noted(file)) == ASKED, WAIT_S, "all were compared")
+    found = [int((usage["prompt_tokens_details"] or {})["cached_tokens"] or 0) for usage in usages]
+    whole = (usages[0]["prompt_tokens"] - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    assert whole > 3 * BLOCK_TOKENS
+    assert found == [0, whole, whole, whole]
+    assert noted(file) == [(each, each) for each in found]
+
+
+def asked(url: str, body: object) -> Any:
+    """What a request has used."""
+    answer = httpx.post(url, json=body, timeout=WAIT_S)
+    answer.raise_for_status()
+    return answer.json()["usage"]

@@ -1,0 +1,300 @@
+"""Conversations before two real engines with prefix caches: what is computed again, by policy.
+
+    python tests/bench/bench_conversations.py [--prompts own] [--cache 60000] [--dealt 5,5]
+        [--only bfio,sticky] [--runs 1] [--json FILE]
+
+Two vLLM engines on the CPU with the trained model of `make engine`, the plug-in and prefix caching.
+Ten conversations of six turns, some 6,500 tokens at their end, run at once through the chat
+endpoint; a client reads the answer, thinks for a second on average and asks again. Their system
+prompts are their own or one that all share. Sticky is the best that a client can do which knows
+its engines: each conversation goes to one of them, dealt out as --dealt says, without a router. The
+policies take turns, and each run has texts of its own, so that no run finds those of another.
+
+Hits and tokens computed are those of the engines' own counters. Needs the CPU engine (`make
+engine`), and both processors for itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import openai
+
+from loadgen.report.origin import Engines, origin, read_figures, write_part
+from tests.support.docs import pages, text_of
+from tests.support.engine import MODEL, READY_S, installation, metric, starting_engine
+from tests.support.engine_clients import client_of
+from tests.support.engine_python import ROOT
+from tests.support.server import Server, free_port, wait_ready
+from tests.support.told_hits import noted, running_noting, totals
+
+CODE = (
+    "router/core/prefix",
+    "router/core/policies",
+    "router/core/rounds",
+    "router/core/state",
+    "engine_patches/plugin",
+    "tests/support/told_hits.py",
+    "tests/bench/bench_conversations.py",
+)
+STICKY = "sticky"
+POLICIES = (STICKY, "bfio", "least_tokens", "round_robin")
+CONVERSATIONS, TURNS = 10, 6
+SLOTS = 12
+BLOCK_TOKENS = 32
+CONTEXT_TOKENS = 8192
+# Of a system prompt and of a user's message; some four are a token.
+SYSTEM_CHARACTERS, USER_CHARACTERS = 6_500, 2_350
+ANSWER_TOKENS = 64
+THINK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is asked.
+
+    Attributes:
+        shared: all conversations have one system prompt; else each has its own.
+        dealt: conversations that sticky gives to each engine.
+    """
+
+    shared: bool
+    dealt: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One policy's run.
+
+    Attributes:
+        prompt_tokens: of all requests, by the engines.
+        hit_tokens: found in the caches, by the engines.
+        foretold: requests whose cached tokens the router knew exactly, as a share.
+        error: tokens by which it was wrong, as a share of those found.
+        busy: load average of the machine.
+    """
+
+    policy: str
+    prompt_tokens: int
+    hit_tokens: int
+    preemptions: int
+    ttft_s: float
+    ttft_p90_s: float
+    wall_s: float
+    last_prompt_tokens: float
+    foretold: float | None
+    error: float | None
+    busy: float
+
+    @property
+    def hits(self) -> float:
+        return self.hit_tokens / self.prompt_tokens
+
+    @property
+    def computed(self) -> int:
+        return self.prompt_tokens - self.hit_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine and its state stream."""
+
+    server: Server
+    endpoint: str
+
+    @property
+    def worker(self) -> str:
+        return f"{self.server.url},slots={SLOTS},snapshots={self.endpoint}"
+
+
+@contextlib.contextmanager
+def engines(folder: Path, cache_tokens: int) -> Iterator[list[Engine]]:
+    """Two of them."""
+    found = installation()
+    assert found is not None
+    trained = replace(found, model=found.trained)
+    with contextlib.ExitStack() as stack:
+        started = []
+        for _ in range(2):
+            endpoint = f"tcp://127.0.0.1:{free_port(2)}"
+            server = stack.enter_context(
+                starting_engine(
+                    trained,
+                    folder,
+                    *("--scheduler-cls", "engine_patches.scheduler.EvenstepScheduler"),
+                    *("--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", str(SLOTS)),
+                    *("--num-gpu-blocks-override", str(cache_tokens // BLOCK_TOKENS)),
+                    *("--enable-prefix-caching", "--enable-prompt-tokens-details"),
+                    "--additional-config",
+                    json.dumps({"evenstep": {"snapshots": endpoint}}),
+                    environment={"PYTHONPATH": str(ROOT)},
+                )
+            )
+            started.append(Engine(server, endpoint))
+        for engine in started:
+            wait_ready(engine.server, READY_S)
+        yield started
+
+
+class Talk:
+    """One conversation; the run's name begins its system prompt, so no other run has its blocks."""
+
+    def __init__(self, number: int, case: Case, seed: int, run: str) -> None:
+        self._rng = random.Random(f"{seed} {number}")
+        self._text = "\n".join(text_of(page) for page in pages())
+        system = random.Random(seed) if case.shared else self._rng
+        piece = self._piece(system, SYSTEM_CHARACTERS)
+        name = run if case.shared else f"{run} {number}"
+        self._messages = [{"role": "system", "content": f"You are helper {name}. {piece}"}]
+        self.ttft_s: list[float] = []
+        self.prompt_tokens = 0
+
+    def hold(self, client: openai.OpenAI) -> None:
+        for _ in range(TURNS):
+            time.sleep(self._rng.expovariate(1 / THINK_S))
+            size = int(USER_CHARACTERS * self._rng.uniform(0.5, 1.5))
+            self._messages.append({"role": "user", "content": self._piece(self._rng, size)})
+            self._messages.append({"role": "assistant", "content": self._ask(client)})
+
+    def _piece(self, rng: random.Random, characters: int) -> str:
+        start = rng.randrange(len(self._text) - characters)
+        return self._text[start : start + characters]
+
+    def _ask(self, client: openai.OpenAI) -> str:
+        start_s, answer = time.perf_counter(), ""
+        first_s = 0.0
+        for chunk in client.chat.completions.create(
+            model=MODEL,
+            messages=self._messages,  # type: ignore[arg-type]
+            max_tokens=ANSWER_TOKENS,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        ):
+            if chunk.choices and chunk.choices[0].delta.content:
+                first_s = first_s or time.perf_counter() - start_s
+                answer += chunk.choices[0].delta.content
+            if chunk.usage is not None:
+                self.prompt_tokens = chunk.usage.prompt_tokens
+        self.ttft_s.append(first_s or time.perf_counter() - start_s)
+        return answer
+
+
+def measured(policy: str, case: Case, seed: int, pair: Sequence[Engine], folder: Path) -> Run:
+    """One run; those of one seed ask the same."""
+    name = f"{policy} {seed}"
+    file = folder / f"hits {name}"
+    workers = [word for engine in pair for word in ("--worker", engine.worker)]
+    with contextlib.ExitStack() as stack:
+        if policy == STICKY:
+            targets = [e.server for e, n in zip(pair, case.dealt, strict=True) for _ in range(n)]
+        else:
+            flags = [] if policy == "bfio" else ["--policy", policy]
+            router = stack.enter_context(running_noting(folder, file, *workers, *flags))
+            targets = [router] * CONVERSATIONS
+        clients = [
+            stack.enter_context(client_of(server)).with_options(timeout=900) for server in targets
+        ]
+        talks = [Talk(number, case, seed, name) for number in range(CONVERSATIONS)]
+        before, start_s = counted(pair), time.perf_counter()
+        with ThreadPoolExecutor(CONVERSATIONS) as threads:
+            list(threads.map(Talk.hold, talks, clients))
+        wall_s = time.perf_counter() - start_s
+        asked, hit, preempted = (b - a for a, b in zip(before, counted(pair), strict=True))
+    told = totals(noted(file))
+    ttft_s = sorted(each for talk in talks for each in talk.ttft_s)
+    return Run(
+        policy,
+        asked,
+        hit,
+        preempted,
+        statistics.mean(ttft_s),
+        ttft_s[int(0.9 * len(ttft_s))],
+        wall_s,
+        statistics.mean(talk.prompt_tokens for talk in talks),
+        told.right / told.requests if told.requests else None,
+        told.error_tokens / max(1, told.found_tokens) if told.requests else None,
+        os.getloadavg()[0],
+    )
+
+
+def counted(pair: Sequence[Engine]) -> tuple[int, int, int]:
+    """Prompt tokens asked of the caches and found there, and preemptions, by the engines."""
+    names = "prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total"
+    asked, hit, preempted = (
+        sum(int(metric(engine.server, f"vllm:{name}")) for engine in pair) for name in names
+    )
+    return asked, hit, preempted
+
+
+def show(runs: Sequence[Run]) -> None:
+    """Print each policy's means, and its ratios to sticky's of the same round."""
+    sticky = [run for run in runs if run.policy == STICKY]
+    print("policy        hits  of sticky  computed  ratio  TTFT s  ratio  foretold  error  wall s")
+    for policy in dict.fromkeys(run.policy for run in runs):
+        its = [run for run in runs if run.policy == policy]
+        pairs = list(zip(its, sticky, strict=False))
+        hits = statistics.mean(run.hits for run in its)
+        computed = statistics.mean(run.computed for run in its)
+        ttft_s = statistics.mean(run.ttft_s for run in its)
+        ratios = [
+            statistics.mean(ratio(run, other) for run, other in pairs) if pairs else float("nan")
+            for ratio in (
+                lambda run, other: run.hits / other.hits,
+                lambda run, other: run.computed / other.computed,
+                lambda run, other: run.ttft_s / other.ttft_s,
+            )
+        ]
+        exact = [run.foretold for run in its if run.foretold is not None]
+        error = [run.error for run in its if run.error is not None]
+        known = f"{statistics.mean(exact):8.2f} {statistics.mean(error):6.3f}" if exact else " " * 15
+        print(
+            f"{policy:12} {hits:5.3f} {ratios[0]:10.3f} {computed:9,.0f} {ratios[1]:6.2f} "
+            f"{ttft_s:7.2f} {ratios[2]:6.2f}  {known} {statistics.mean(r.wall_s for r in its):7.0f}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options.add_argument("--prompts", choices=("own", "shared"), default="own")
+    options.add_argument("--cache", type=int, default=60_000, help="tokens of each engine")
+    options.add_argument("--dealt", default="5,5", help="conversations of each engine, of sticky")
+    options.add_argument("--only", default=",".join(POLICIES))
+    options.add_argument("--runs", type=int, default=1)
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--json", type=Path)
+    given = options.parse_args()
+    first, second = map(int, given.dealt.split(","))
+    case = Case(given.prompts == "shared", (first, second))
+    header = origin(Engines.REAL, CODE)
+    runs: list[Run] = []
+    with tempfile.TemporaryDirectory() as made, engines(Path(made), given.cache) as pair:
+        policies = given.only.split(",")
+        for number in range(given.runs):
+            for policy in policies:
+                run = measured(policy, case, given.seed + number, pair, Path(made))
+                runs.append(run)
+                print(json.dumps(asdict(run)), flush=True)
+            policies.reverse()
+            show(runs)
+    if given.json:
+        name = f"{given.prompts} {given.cache} {given.dealt}"
+        kept = read_figures(given.json).get(name, {}).get("runs", []) if given.json.exists() else []
+        part = {"runs": [*kept, *map(asdict, runs)]}
+        write_part(given.json, name, part, header)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""``evenstep`` that writes down what it took for cached, for tests and benches.
+
+    python -m tests.support.told_hits FILE serve --worker …
+
+The file gets a line for each request that is compared: the cached prompt tokens that the router had
+foretold as it sent it, and those that the engine found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from router import cli
+from router.core.prefix.hit_totals import HitRecord, HitTotals
+from tests.support.server import Server, free_port, running
+
+
+@contextlib.contextmanager
+def running_noting(folder: Path, file: Path, *flags: str) -> Iterator[Server]:
+    """As ``running_router``."""
+    port = free_port()
+    noting = [sys.executable, "-m", "tests.support.told_hits", str(file)]
+    command = [*noting, "serve", "--port", str(port), *flags]
+    with running(command, port, folder / f"router-{port}.log", ready_s=180.0) as server:
+        yield server
+
+
+def noted(file: Path) -> list[tuple[int, int]]:
+    """Foretold and found, by request so far."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    pairs = (line.split() for line in lines)
+    return [(int(foretold), int(found)) for foretold, found in pairs]
+
+
+def totals(pairs: list[tuple[int, int]]) -> HitTotals:
+    """As the router adds them up."""
+    sums = HitTotals()
+    for pair in pairs:
+        sums = sums.plus(*pair)
+    return sums
+
+
+def main() -> None:
+    file = Path(sys.argv.pop(1))
+    compare = HitRecord.compare
+
+    def noting(record: HitRecord, predicted_tokens: int, found_tokens: int) -> None:
+        compare(record, predicted_tokens, found_tokens)
+        with file.open("a") as lines:
+            lines.write(f"{predicted_tokens} {found_tokens}\n")
+
+    HitRecord.compare = noting  # type: ignore[method-assign]
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()
