@@ -28,11 +28,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import openai
 
 from loadgen.report.origin import Engines, origin, read_figures, write_part
-from tests.support.docs import pages, text_of
+from tests.support.docs import pages, prose_lines, text_of
 from tests.support.engine import MODEL, READY_S, installation, metric, starting_engine
 from tests.support.engine_clients import client_of
 from tests.support.engine_python import ROOT
@@ -54,8 +55,8 @@ CONVERSATIONS, TURNS = 10, 6
 SLOTS = 12
 BLOCK_TOKENS = 32
 CONTEXT_TOKENS = 8192
-# Of a system prompt and of a user's message; some four are a token.
-SYSTEM_CHARACTERS, USER_CHARACTERS = 6_500, 2_350
+# Of a system prompt and of a user's message; some 3.5 are a token.
+SYSTEM_CHARACTERS, USER_CHARACTERS = 7_000, 2_450
 ANSWER_TOKENS = 64
 THINK_S = 1.0
 
@@ -152,18 +153,20 @@ class Talk:
 
     def __init__(self, number: int, case: Case, seed: int, run: str) -> None:
         self._rng = random.Random(f"{seed} {number}")
-        self._text = "\n".join(text_of(page) for page in pages())
+        lines = (line for page in pages() for line in prose_lines(text_of(page)))
+        self._text = "\n".join(line for line in lines if line and line[0] not in "|<")
         system = random.Random(seed) if case.shared else self._rng
         piece = self._piece(system, SYSTEM_CHARACTERS)
         name = run if case.shared else f"{run} {number}"
-        self._messages = [{"role": "system", "content": f"You are helper {name}. {piece}"}]
+        system_prompt = f"You are helper {name}. {piece}"
+        self._messages: list[Any] = [{"role": "system", "content": system_prompt}]
         self.ttft_s: list[float] = []
         self.prompt_tokens = 0
 
     def hold(self, client: openai.OpenAI) -> None:
         for _ in range(TURNS):
             time.sleep(self._rng.expovariate(1 / THINK_S))
-            size = int(USER_CHARACTERS * self._rng.uniform(0.5, 1.5))
+            size = int(USER_CHARACTERS * self._rng.uniform(0.7, 1.3))
             self._messages.append({"role": "user", "content": self._piece(self._rng, size)})
             self._messages.append({"role": "assistant", "content": self._ask(client)})
 
@@ -176,7 +179,7 @@ class Talk:
         first_s = 0.0
         for chunk in client.chat.completions.create(
             model=MODEL,
-            messages=self._messages,  # type: ignore[arg-type]
+            messages=self._messages,
             max_tokens=ANSWER_TOKENS,
             temperature=0,
             stream=True,
@@ -239,31 +242,29 @@ def counted(pair: Sequence[Engine]) -> tuple[int, int, int]:
 
 
 def show(runs: Sequence[Run]) -> None:
-    """Print each policy's means, and its ratios to sticky's of the same round."""
+    """Print each policy's means, and the means of its ratios to sticky in the same round."""
+    print("policy        hits  of sticky  computed  ratio  TTFT s  ratio  wall s  foretold  error")
     sticky = [run for run in runs if run.policy == STICKY]
-    print("policy        hits  of sticky  computed  ratio  TTFT s  ratio  foretold  error  wall s")
     for policy in dict.fromkeys(run.policy for run in runs):
         its = [run for run in runs if run.policy == policy]
         pairs = list(zip(its, sticky, strict=False))
-        hits = statistics.mean(run.hits for run in its)
-        computed = statistics.mean(run.computed for run in its)
-        ttft_s = statistics.mean(run.ttft_s for run in its)
-        ratios = [
-            statistics.mean(ratio(run, other) for run, other in pairs) if pairs else float("nan")
-            for ratio in (
-                lambda run, other: run.hits / other.hits,
-                lambda run, other: run.computed / other.computed,
-                lambda run, other: run.ttft_s / other.ttft_s,
-            )
-        ]
-        exact = [run.foretold for run in its if run.foretold is not None]
-        error = [run.error for run in its if run.error is not None]
-        known = f"{statistics.mean(exact):8.2f} {statistics.mean(error):6.3f}" if exact else " " * 15
         print(
-            f"{policy:12} {hits:5.3f} {ratios[0]:10.3f} {computed:9,.0f} {ratios[1]:6.2f} "
-            f"{ttft_s:7.2f} {ratios[2]:6.2f}  {known} {statistics.mean(r.wall_s for r in its):7.0f}",
+            f"{policy:12} {mean([run.hits for run in its]):5.3f}",
+            f"{mean([run.hits / best.hits for run, best in pairs]):10.3f}",
+            f"{mean([run.computed for run in its]):9,.0f}",
+            f"{mean([run.computed / best.computed for run, best in pairs]):6.2f}",
+            f"{mean([run.ttft_s for run in its]):7.2f}",
+            f"{mean([run.ttft_s / best.ttft_s for run, best in pairs]):6.2f}",
+            f"{mean([run.wall_s for run in its]):7.0f}",
+            f"{mean([run.foretold for run in its if run.foretold is not None]):9.2f}",
+            f"{mean([run.error for run in its if run.error is not None]):6.3f}",
             flush=True,
         )
+
+
+def mean(values: Sequence[float]) -> float:
+    """Not a number where there is none."""
+    return statistics.mean(values) if values else float("nan")
 
 
 def main() -> None:
