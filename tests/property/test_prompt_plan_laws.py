@@ -86,7 +86,7 @@ def test_an_idle_group_computes_at_once(plan: PromptPlan) -> None:
 
 @given(plan=plans())
 def test_passes_give_what_one_by_one_gives(plan: PromptPlan) -> None:
-    """Each pass is many steps at once; they agree where nothing is equal and no load the fullest."""
+    """A pass is many steps; they agree where nothing is equal and the fullest load stays so."""
     flat = np.full_like(plan.loads, 1e9)
     flat[0] = 2e9
     level = PromptPlan(

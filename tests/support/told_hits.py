@@ -28,18 +28,18 @@ def running_noting(folder: Path, file: Path, *flags: str) -> Iterator[Server]:
         yield server
 
 
-def noted(file: Path) -> list[tuple[int, int]]:
-    """Foretold and found, by request so far."""
+def noted(file: Path) -> list[tuple[int, int, int]]:
+    """Tokens of the prompt, foretold and found, by request so far."""
     lines = file.read_text().splitlines() if file.exists() else []
-    pairs = (line.split() for line in lines)
-    return [(int(foretold), int(found)) for foretold, found in pairs]
+    rows = (line.split() for line in lines)
+    return [(int(prompt), int(foretold), int(found)) for prompt, foretold, found in rows]
 
 
-def totals(pairs: list[tuple[int, int]]) -> HitTotals:
+def totals(rows: list[tuple[int, int, int]]) -> HitTotals:
     """As the router adds them up."""
     sums = HitTotals()
-    for pair in pairs:
-        sums = sums.plus(*pair)
+    for row in rows:
+        sums = sums.plus(*row)
     return sums
 
 
@@ -47,12 +47,14 @@ def main() -> None:
     file = Path(sys.argv.pop(1))
     compare = HitRecord.compare
 
-    def noting(record: HitRecord, predicted_tokens: int, found_tokens: int) -> None:
-        compare(record, predicted_tokens, found_tokens)
+    def noting(
+        record: HitRecord, prompt_tokens: int, predicted_tokens: int, found_tokens: int
+    ) -> None:
+        compare(record, prompt_tokens, predicted_tokens, found_tokens)
         with file.open("a") as lines:
-            lines.write(f"{predicted_tokens} {found_tokens}\n")
+            lines.write(f"{prompt_tokens} {predicted_tokens} {found_tokens}\n")
 
-    HitRecord.compare = noting  # type: ignore[assignment, method-assign]
+    HitRecord.compare = noting  # type: ignore[method-assign]
     cli.main()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from router.core.request_limits import DEFAULT_LIMITS
 from router.core.state.rates import TokenRate
+from router.proxy.content import nobody_asks
 from router.proxy.endpoints import ENDPOINTS, pool_request
 
 # Of this text and this tokenizer; neither is what the router begins with.
@@ -69,7 +70,7 @@ def message(turns: int, tokens: int) -> dict[str, Any]:
 
 def sized(rate: TokenRate, path: str, fields: dict[str, Any], tokens: int = 0) -> int:
     """What a request is taken for; then its engine says what it is, if it does."""
-    parsed = ENDPOINTS[path].parse(json.dumps(fields).encode(), DEFAULT_LIMITS)
+    parsed = ENDPOINTS[path].parse(json.dumps(fields).encode(), DEFAULT_LIMITS, nobody_asks)
     request = pool_request(parsed, rate.tokens, 0.0)
     if tokens:
         rate.learn(request.text_bytes, tokens, request.parts)
