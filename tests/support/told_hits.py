@@ -54,7 +54,7 @@ def main() -> None:
         with file.open("a") as lines:
             lines.write(f"{prompt_tokens} {predicted_tokens} {found_tokens}\n")
 
-    HitRecord.compare = noting  # type: ignore[method-assign]
+    HitRecord.compare = noting  # type: ignore[assignment, method-assign]
     cli.main()
 
 
