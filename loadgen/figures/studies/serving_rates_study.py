@@ -28,8 +28,8 @@ from loadgen.figures.study import SERVING, Study
 from loadgen.figures.tables import Table
 from router.core.types import Dispatch
 
-OVERLOAD = "11"
-_MANY = ("3.5", "5", "7", "8.5", OVERLOAD)
+_OVERLOAD = "11"
+_MANY = ("3.5", "5", "7", "8.5", _OVERLOAD)
 # Tables: the regime, and its rates per second.
 SETTINGS: Mapping[str, tuple[str, Sequence[str]]] = MappingProxyType(
     {
@@ -96,7 +96,7 @@ class ServingRatesStudy(Study):
         for setting, (_, rates) in SETTINGS.items():
             for rate in rates:
                 ways, text = _ways(outcomes, setting, rate), f"{setting}, {rate}/s"
-                if rate == OVERLOAD:
+                if rate == _OVERLOAD:
                     said = f"{text}: TTFT, {JOINT} / {OURS}, upper end"
                     yield paired_at_most(said, ways[JOINT], ways[OURS], TTFT.metric, 0.85)
                 else:
