@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
-from docs import decision_tables, engine_tables
+from docs import decision_tables, engine_tables, prefix_tables
 from docs.kept_figures import Figures, Row, kept, words_table
 from docs.stale_figures import DATA, kept_headers
 from loadgen.demo.demo_report import SUBJECT
@@ -242,6 +242,9 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "serving, live": engine_tables.serving_live,
     "plug-in cost": engine_tables.plugin_cost,
     "snapshot cost": engine_tables.ingest_cost,
+    "prefix index cost": prefix_tables.index_cost,
+    "prefix plug-in cost": prefix_tables.plugin_cost,
+    "texts foretold": prefix_tables.foretold_texts,
     "admission, engines": engine_tables.admission_engines,
     "fair shares": fair_share,
     "switches": switches,
@@ -252,6 +255,7 @@ TABLES: Mapping[str, Callable[[], Table]] = {
 TEXTS: Mapping[str, Callable[[], str]] = {
     "engine steps": engine_tables.engine_steps,
     "demo comparison": demo_comparison,
+    "hot prefix": prefix_tables.hot_prefix,
     "diagnosis before": lambda: diagnosis("before"),
     "diagnosis after": lambda: diagnosis("after"),
 }

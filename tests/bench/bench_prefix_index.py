@@ -5,8 +5,8 @@
 Every worker holds as many tokens of prompts of 100,000 tokens, all different, in blocks of 16, 64
 or 512: the worst case. Prompts are stored by chunks of 2,048 tokens, the workers' in turn, as ranks
 compute them; then blocks leave from a prompt's end and others come. In the last part 2,048 requests
-wait that share a prompt of 100,000 tokens, and a worker computes it. Times are this process's CPU; of
-looks, those of the best of five runs.
+wait that share a prompt of 100,000 tokens, and a worker computes it. Times are this process's CPU;
+those of looks are the best of five runs.
 """
 
 from __future__ import annotations

@@ -1,0 +1,80 @@
+"""Tables of prefix caches: what knowing them costs, and how right the router is about texts."""
+
+from __future__ import annotations
+
+from docs.kept_figures import Figures, Row, kept, words_table
+from loadgen.figures.tables import Table
+
+_INDEX = "prefix/index.json"
+
+
+def index_cost() -> Table:
+    """Memory and times of the index, by workers and tokens of a block."""
+    rows = [_index_row(row) for row in kept(_INDEX)["index"]]
+    header = (
+        *("workers x tokens", "tokens of a block", "memory", "a block stored"),
+        *("stored or removed, in calls of 1 / 16 / 128 / 500", "look at 100,000 tokens: median"),
+        *("90 %", "a worker forgotten"),
+    )
+    return words_table(header, rows)
+
+
+def _index_row(row: Figures) -> Row:
+    batches = row["stored_or_removed_us_by_batch"].values()
+    return (
+        f"{row['workers']} x {row['tokens']:,}",
+        str(row["block_tokens"]),
+        f"{row['memory_mb'] / 1e3:.2f} GB",
+        f"{row['stored_us']:.1f} us",
+        f"{' / '.join(f'{each:.1f}' for each in batches)} us",
+        f"{row['look_us']:.0f} us",
+        f"{row['look_p90_us']:.0f} us",
+        f"{row['worker_cleared_ms']:.0f} ms",
+    )
+
+
+def hot_prefix() -> str:
+    """What a step costs while many requests wait whose common prefix is being computed."""
+    found = kept(_INDEX)["hot_prefix"]
+    return (
+        f"While {found['waiting']:,} requests wait that share a prompt of 100,000 tokens and one "
+        f"of {found['workers']} workers computes it, hearing a step of all workers takes "
+        f"{found['step_heard_ms']:.1f} ms, asking for all requests {found['all_asked_ms']:.1f} ms, "
+        f"and {found['all_asked_again_ms']:.1f} ms where nothing has changed."
+    )
+
+
+def foretold_texts() -> Table:
+    """How many texts are foretold right, by size of block and turn."""
+    rows = []
+    for each in kept("prefix/text.json")["blocks"]:
+        for turns in ("all", "first_turns", "later_turns"):
+            found = each[turns]
+            rows.append(
+                (
+                    str(each["block_tokens"]),
+                    turns.replace("_", " "),
+                    f"{100 * found['exact']:.1f} %",
+                    f"{100 * found['within_a_chunk']:.1f} %",
+                    f"x {found['foretold_of_held']:.3f}",
+                )
+            )
+    header = (
+        *("tokens of a block", "requests", "exact", "within a chunk"),
+        "cached tokens foretold, all together",
+    )
+    return words_table(header, rows)
+
+
+def plugin_cost() -> Table:
+    """CPU time of the plug-in's hooks for the prefix cache, beside vLLM's own work."""
+    rows = []
+    for name, row in kept("plugin/cost.json")["cache"].items():
+        if "decoding" in name:
+            beside = f"the whole step: {row['step_us']:.0f} us; {row['bytes']:.0f} B are sent"
+        elif "prompt" in name:
+            beside = f"vLLM's own hashes: {row['vllm_hashes_us']:.0f} us"
+        else:  # how it was measured
+            continue
+        rows.append((name, f"{row['hook_us']:.0f} us", beside))
+    return words_table(("", "hooks", "beside it"), rows)
