@@ -1,0 +1,54 @@
+"""A live router tells what engines had cached of its prompts, and how right it was."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.fleet import running_fleet, worker_flags
+from tests.support.server import Server, running_router, wait_until
+
+FLEET = ("--workers", "2", "--slots", "4", "--block-tokens", "16", "--model", "m")
+
+
+def told(router: Server, name: str) -> float:
+    """A value of all groups and workers together; 0 where there is none."""
+    text = router.get("/metrics").text
+    values = re.findall(rf"^evenstep_{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
+    return sum(map(float, values))
+
+
+@pytest.mark.parametrize("prompt", [[7] * 330, "even steps " * 200], ids=["ids", "text"])
+def test_a_prompt_that_comes_again_is_found_as_it_was_foretold(
+    tmp_path: Path, prompt: object
+) -> None:
+    with (
+        running_fleet(tmp_path, *FLEET) as fleet,
+        running_router(tmp_path, *worker_flags(fleet), "--policy", "barrier_time") as router,
+    ):
+        body = {"model": "m", "prompt": prompt, "max_tokens": 4}
+        wait_until(
+            lambda: '"snapshots":"fresh"' in router.get("/health").text.replace(" ", ""),
+            20.0,
+            "engines tell their state",
+        )
+        for number in range(1, 4):
+            answer = httpx.post(f"{router.url}/v1/completions", json=body, timeout=30.0)
+            answer.raise_for_status()
+            wait_until(
+                lambda count=number: told(router, "prefix_requests_total") == count,
+                20.0,
+                "the engine has told what it found",
+            )
+        tokens = answer.json()["usage"]["prompt_tokens"]
+        blocks = (tokens - 1) // 16
+        assert told(router, "prefix_prompt_tokens_total") == 3 * tokens
+        assert told(router, "prefix_found_tokens_total") == 2 * 16 * blocks, "where it was"
+        assert told(router, "prefix_right_requests_total") == 3
+        assert told(router, "prefix_error_tokens_total") == 0
+        assert told(router, "prefix_blocks") == told(router, "worker_prefix_blocks") >= blocks
+        assert told(router, "prefix_memory_bytes") > 0
+        assert told(router, "prompt_tokens_total") == 3 * tokens - 2 * 16 * blocks
