@@ -109,7 +109,7 @@ ASKED = 4
 def test_who_asks_again_is_served_from_the_cache(
     watched: Watched, tmp_path: Path, path: str
 ) -> None:
-    """One idle client, through the router; it foretells what vLLM finds."""
+    """One idle client, through the router; of token ids it foretells what vLLM finds."""
     what = {"messages": CHAT} if path.startswith("chat") else {"prompt": [7, *range(3, 190)]}
     body = {"model": MODEL, "max_tokens": 4, "temperature": 0, **what}
     worker = f"{watched.server.url},snapshots={watched.endpoint}"
@@ -121,7 +121,11 @@ def test_who_asks_again_is_served_from_the_cache(
     whole = (usages[0]["prompt_tokens"] - 1) // BLOCK_TOKENS * BLOCK_TOKENS
     assert whole > 3 * BLOCK_TOKENS
     assert found == [0, whole, whole, whole]
-    assert [row[1:] for row in noted(file)] == [(each, each) for each in found]
+    told = [row[1:] for row in noted(file)]
+    if path == "completions":
+        assert told == [(each, each) for each in found]
+    else:  # the length of a text is an estimate
+        assert [min(pair) > 0 for pair in told] == [False, True, True, True]
 
 
 def asked(url: str, body: object) -> Any:

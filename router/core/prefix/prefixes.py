@@ -36,6 +36,7 @@ class _Teller(NamedTuple):
 
     number: int
     block_tokens: int
+    epoch: str
 
 
 class _Bound(NamedTuple):
@@ -79,9 +80,10 @@ class _Answer:
 class Prefixes:
     """The prefix caches of a group's workers.
 
-    A worker counts from its first full snapshot that tells blocks. After a gap in its messages its
-    blocks are used as they are known, and later messages apply, until a full snapshot replaces
-    them: most of them are still there, and the engine decides in the end.
+    A worker counts from its first full snapshot that tells blocks until its engine starts anew.
+    After a gap in its messages its blocks are used as they are known, and later messages apply,
+    until a full snapshot replaces them: most of them are still there, and the engine decides in
+    the end. In silence too: a step with many prompts may take an engine longer than its loads hold.
 
     Args:
         most_blocks: bound of distinct blocks.
@@ -134,8 +136,11 @@ class Prefixes:
     def heard(self, worker_id: str, snapshot: Snapshot, received_s: float) -> None:
         """Apply a snapshot that is neither late nor a repetition."""
         self._now_s = max(self._now_s, received_s)
+        teller = self._tellers.get(worker_id)
+        if teller is not None and teller.epoch != snapshot.epoch:
+            self.lost(worker_id)
         if snapshot.kind == "full":
-            self._begin(worker_id, snapshot.cache_block)
+            self._begin(worker_id, snapshot)
         teller = self._tellers.get(worker_id)
         if teller is not None and not snapshot.cache_block:  # it can tell no more
             self.lost(worker_id)
@@ -169,7 +174,7 @@ class Prefixes:
             text.ended(request_id)
 
     def lost(self, worker_id: str) -> None:
-        """Its feed has ended: nothing is known of its cache."""
+        """Nothing is known of its cache any more."""
         teller = self._tellers.pop(worker_id, None)
         if teller is not None:
             assert self._index is not None
@@ -200,8 +205,9 @@ class Prefixes:
         if answer is not None:
             self._leave(answer)
 
-    def _begin(self, worker_id: str, block_tokens: int) -> None:
+    def _begin(self, worker_id: str, snapshot: Snapshot) -> None:
         """Take a worker's word for its blocks, or note that it tells nothing."""
+        block_tokens = snapshot.cache_block
         if block_tokens % PIECE_TOKENS:
             block_tokens = 0
         before = self._tellers.get(worker_id)
@@ -210,7 +216,8 @@ class Prefixes:
         if block_tokens and worker_id not in self._tellers:
             if self._index is None:
                 self._index = BlockIndex(self._most_blocks)
-            self._tellers[worker_id] = _Teller(self._index.join(), block_tokens)
+            number = self._index.join()
+            self._tellers[worker_id] = _Teller(number, block_tokens, snapshot.epoch)
             self._texts.setdefault(block_tokens, Correspondence(block_tokens))
             self._recount()
 

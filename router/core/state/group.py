@@ -230,6 +230,7 @@ class Group:
 
     def remove(self, worker_id: str) -> None:
         self.lose_feed(worker_id)
+        self.prefixes.lost(worker_id)
         worker = self.workers.pop(worker_id)
         self._rates.leave(worker.service)
         assert worker.empty
@@ -325,10 +326,9 @@ class Group:
         worker = self.workers[event.worker_id]
         if worker.feed is None or worker.feed.epoch != event.snapshot.epoch:
             self._ledger.leave(event.worker_id)
-            self.prefixes.lost(event.worker_id)
         snapshot = worker.meter.added_to(event.snapshot, event.received_s)
         feed = worker.receive(snapshot, event.received_s)
-        if feed is not None and feed.known:
+        if feed is not None:
             self.prefixes.heard(event.worker_id, event.snapshot, event.received_s)
         if feed is None or not feed.known or not worker.live:
             return False
@@ -426,6 +426,7 @@ class Group:
             down = worker.down_reason is not None
             if down and (was_live or worker.spec.id == told_of):
                 self.lose_feed(worker.spec.id)
+                self.prefixes.lost(worker.spec.id)
                 worker.forget_others()
         self._live = [worker for worker in self.workers.values() if worker.down_reason is None]
         self._live_ids = tuple(worker.spec.id for worker in self._live)
@@ -435,4 +436,3 @@ class Group:
             self.workers[worker_id].lose_feed()
             self._ledger.leave(worker_id)
             self._fed.discard(worker_id)
-            self.prefixes.lost(worker_id)

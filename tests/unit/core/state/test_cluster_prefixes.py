@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from msgspec import structs
 
 from router.core.events import (
@@ -90,13 +89,29 @@ def test_a_new_run_of_the_engine_has_an_empty_cache() -> None:
     assert hits(cluster) == [16, 0]
 
 
-@pytest.mark.parametrize("event", [FeedStale("a"), WorkerDown("a", "gone")])
-def test_without_its_feed_nothing_is_known_of_a_worker(event: FeedStale | WorkerDown) -> None:
+def test_nothing_is_known_of_a_worker_that_is_down() -> None:
     cluster = cluster_of()
     show(cluster, told(snapshot("full", 1), 4))
     show(cluster, told(snapshot("full", 1), 2), worker_id="b")
-    cluster.apply(event)
-    assert hits(cluster) == ([0, 32] if isinstance(event, FeedStale) else [32])
+    cluster.apply(WorkerDown("a", "gone"))
+    assert hits(cluster) == [32]
+    cluster.apply(WorkerUp("a"))
+    assert hits(cluster) == [0, 32]
+
+
+def test_a_silent_worker_keeps_what_it_has_told() -> None:
+    cluster = cluster_of()
+    show(cluster, told(snapshot("full", 1), 4))
+    cluster.apply(FeedStale("a"))
+    assert hits(cluster) == [64, 0]
+    show(cluster, told(snapshot("delta", 5), 6))
+    assert hits(cluster) == [96, 0], "and goes on"
+    cluster.apply(FeedStale("a"))
+    show(cluster, told(snapshot("full", 6), 2))
+    assert hits(cluster) == [32, 0]
+    cluster.apply(FeedStale("a"))
+    show(cluster, told(snapshot("delta", 1, epoch="e2"), 4))
+    assert hits(cluster) is None, "its engine has started anew"
 
 
 def test_what_a_worker_tells_before_it_is_up_counts_once_it_is() -> None:
