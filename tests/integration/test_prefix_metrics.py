@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -19,6 +20,10 @@ def told(router: Server, name: str) -> float:
     text = router.get("/metrics").text
     values = re.findall(rf"^evenstep_{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
     return sum(map(float, values))
+
+
+def heard_of(router: Server, requests: int) -> bool:
+    return told(router, "prefix_requests_total") == requests
 
 
 @pytest.mark.parametrize("prompt", [[7] * 330, "even steps " * 200], ids=["ids", "text"])
@@ -39,7 +44,7 @@ def test_a_prompt_that_comes_again_is_found_as_it_was_foretold(
             answer = httpx.post(f"{router.url}/v1/completions", json=body, timeout=30.0)
             answer.raise_for_status()
             wait_until(
-                lambda count=number: told(router, "prefix_requests_total") == count,
+                partial(heard_of, router, number),
                 20.0,
                 "the engine has told what it found",
             )
