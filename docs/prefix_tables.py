@@ -24,7 +24,8 @@ def _index_row(row: Figures) -> Row:
     return (
         f"{row['workers']} x {row['tokens']:,}",
         str(row["block_tokens"]),
-        f"{row['memory_mb'] / 1e3:.2f} GB",
+        # What was freed before may be used again, so the process may seem to have taken little.
+        f"{max(row['memory_mb'], row['counted_memory_mb']) / 1e3:.2f} GB",
         f"{row['stored_us']:.1f} us",
         f"{' / '.join(f'{each:.1f}' for each in batches)} us",
         f"{row['look_us']:.0f} us",
@@ -35,8 +36,10 @@ def _index_row(row: Figures) -> Row:
 
 def hot_prefix() -> str:
     """What a step costs while many requests wait whose common prefix is being computed."""
-    found = kept(_INDEX)["hot_prefix"]
+    figures = kept(_INDEX)
+    found, loads = figures["hot_prefix"], figures["load_averages"]
     return (
+        f"Load averages were {min(loads):.0f} to {max(loads):.0f} on two cores. "
         f"While {found['waiting']:,} requests wait that share a prompt of 100,000 tokens and one "
         f"of {found['workers']} workers computes it, hearing a step of all workers takes "
         f"{found['step_heard_ms']:.1f} ms, asking for all requests {found['all_asked_ms']:.1f} ms, "

@@ -11,7 +11,6 @@ import pytest
 from docs.prefix_tables import foretold_texts, index_cost, plugin_cost
 from engine_patches.stream import cached_blocks
 from loadgen.figures.tables import Table
-from router.config.serve_settings import ServeSettings
 from router.core.prefix import block_index, correspondence
 from router.core.prefix.text_chunks import CHUNK_BYTES
 from router.metrics.prefixes import PREFIX_ROWS
@@ -31,7 +30,6 @@ def test_bounds_are_those_of_the_code() -> None:
     assert f"{block_index.MOST_BLOCKS:,} distinct blocks" in SAID
     assert f"{correspondence.MOST_BYTES >> 20} MiB for each size of block" in SAID
     assert f"more than {cached_blocks.MOST_BLOCKS:,} blocks" in SAID
-    assert f"no message for {ServeSettings().snapshot_stale_s:g} s" in SAID
 
 
 def test_metrics_that_it_names_exist() -> None:
