@@ -137,11 +137,6 @@ class RoundDecider(Generic[W]):
         if self.look_ahead is not None:
             self.look_ahead.follow(self.group.profile(WorkProfile()))
 
-    def refresh(self) -> None:
-        """Forecast by the group's work as its steps show it by now."""
-        if (ahead := self.look_ahead) is not None:
-            ahead.follow(self.group.profile(ahead.profile))
-
     def learn(self, *, step_complete: bool = False) -> None:
         """Feed departures and steps to the look-ahead; call it at each step's end, and between.
 
@@ -157,7 +152,7 @@ class RoundDecider(Generic[W]):
                 ahead.ended(departure)
             steps = 1 if step_complete else self.group.own_steps(ahead.step_tokens)
             if steps and ahead.advance(steps):
-                self.refresh()
+                ahead.follow(self.group.profile(ahead.profile))
         if step_complete and self._shared_cost is None:
             self.overcommit.review(self.group.totals[PoolState.WAITING], self.group.slots)
 
