@@ -108,3 +108,24 @@ def test_a_worker_of_another_word_keeps_its_blocks() -> None:
     index.clear(0)
     assert (index.held(0), index.held(last), len(index)) == (0, 1, 1)
     assert index.leading(packed([2])).tolist() == [0] * 64 + [1] + [0] * 63
+
+
+def test_a_long_chain_whose_blocks_were_stored_out_of_order_is_found_whole() -> None:
+    index = BlockIndex(100_000)
+    worker = index.join()
+    ids = np.arange(1, 5001, dtype=np.uint64) * np.uint64(0x9E37_79B9_7F4A_7C15)
+    for start in np.random.default_rng(0).permutation(500).tolist():
+        index.store(worker, ids[10 * start : 10 * start + 10].tobytes())
+    assert index.leading(ids.tobytes())[worker] == 5000
+    index.remove(worker, ids[4321:4322].tobytes())
+    assert index.leading(ids.tobytes())[worker] == 4321
+
+
+def test_a_long_chain_that_was_stored_in_two_parts_is_found_whole() -> None:
+    index = BlockIndex(100_000)
+    worker = index.join()
+    ids = np.arange(1, 5001, dtype=np.uint64) * np.uint64(0x9E37_79B9_7F4A_7C15)
+    for part in (ids[:2507], np.array([1, 2, 3], np.uint64), ids[2507:]):
+        index.store(worker, part.tobytes())
+        index.settle()
+    assert index.leading(ids.tobytes())[worker] == 5000
