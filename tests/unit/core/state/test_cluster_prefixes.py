@@ -184,3 +184,16 @@ def test_prefill_workers_tell_their_own_group() -> None:
     assert stage is not None
     assert list(stage(asks(1))) == [64]
     assert hits(cluster) == [160], "a decode worker fetches every prompt"
+
+
+def test_content_is_asked_for_once_a_worker_tells_its_cache() -> None:
+    cluster = cluster_of()
+    show(cluster, snapshot("full", 1))
+    assert not cluster.asks("default")
+    show(cluster, told(snapshot("full", 2), 3))
+    assert cluster.asks("default")
+
+
+def test_content_is_asked_for_by_prefill_workers_too() -> None:
+    cluster = Cluster([WorkerSpec("d", "d", role="decode"), WorkerSpec("p", "p", role="prefill")])
+    assert not cluster.asks("default")
