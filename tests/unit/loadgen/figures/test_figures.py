@@ -20,7 +20,7 @@ import loadgen.simulator.decode.decode_command
 from docs.stale_figures import DATA
 from loadgen.figures.admission_cases import ENDLESS, AdmissionCase
 from loadgen.figures.cases import BEFORE_REFILL, BeforeRefill, Case, settings
-from loadgen.figures.claims import at_least, at_most, paired_at_most, within
+from loadgen.figures.claims import at_least, at_most, within
 from loadgen.figures.figures_command import figures
 from loadgen.figures.figures_document import (
     document,
@@ -114,17 +114,6 @@ def test_claims_are_met_or_missed_and_say_so() -> None:
     assert at_most("wait", 211, 210).row() == ["wait", "≤ 210", "211", "**missed**"]
     row = within("load", load, "load", 100, 0.07).row()
     assert row[2:] == ["0.08 (92 ± 5, -8.0%)", "**missed**"]
-
-
-def test_a_paired_claim_takes_the_upper_end_of_the_ratios() -> None:
-    # Ratios of 0.96, 1.00 and 1.04: a mean of 1 ± 4.303 x 0.04 / sqrt(3).
-    ours, theirs = Sample({"wait": (96, 200, 312)}), Sample({"wait": (100, 200, 300)})
-    claim = paired_at_most("wait", ours, theirs, "wait", 1.1)
-    assert claim.found == pytest.approx(1 + 4.303 * 0.04 / math.sqrt(3))
-    assert claim.met
-    assert claim.row()[2] == "1.1 (1.000 ± 0.099)"
-    assert not paired_at_most("wait", ours, theirs, "wait", 1.09).met
-    assert paired_at_most("wait", theirs, theirs, "wait", 1.0).met
 
 
 def test_a_table_shows_means_intervals_and_gaps() -> None:
