@@ -37,8 +37,9 @@ from tests.support.docs import pages, prose_lines, text_of
 from tests.support.engine import MODEL, READY_S, installation, metric, starting_engine
 from tests.support.engine_clients import client_of
 from tests.support.engine_python import ROOT
-from tests.support.server import Server, free_port, wait_ready
+from tests.support.server import free_port, wait_ready
 from tests.support.told_hits import noted, running_noting, totals
+from tests.support.trained import SLOTS, Trained
 
 CODE = (
     "router/core/prefix",
@@ -47,12 +48,12 @@ CODE = (
     "router/core/state",
     "engine_patches/plugin",
     "tests/support/told_hits.py",
+    "tests/support/trained.py",
     "tests/bench/bench_conversations.py",
 )
 STICKY = "sticky"
 POLICIES = (STICKY, "bfio", "least_tokens", "round_robin")
 CONVERSATIONS, TURNS = 10, 6
-SLOTS = 12
 BLOCK_TOKENS = 32
 CONTEXT_TOKENS = 8192
 # Of a system prompt and of a user's message; some 3.5 are a token.
@@ -107,20 +108,8 @@ class Run:
         return self.prompt_tokens - self.hit_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """One engine and its state stream."""
-
-    server: Server
-    endpoint: str
-
-    @property
-    def worker(self) -> str:
-        return f"{self.server.url},slots={SLOTS},snapshots={self.endpoint}"
-
-
 @contextlib.contextmanager
-def engines(folder: Path, cache_tokens: int) -> Iterator[list[Engine]]:
+def engines(folder: Path, cache_tokens: int) -> Iterator[list[Trained]]:
     """Two of them."""
     found = installation()
     assert found is not None
@@ -142,7 +131,7 @@ def engines(folder: Path, cache_tokens: int) -> Iterator[list[Engine]]:
                     environment={"PYTHONPATH": str(ROOT)},
                 )
             )
-            started.append(Engine(server, endpoint))
+            started.append(Trained(server, endpoint))
         for engine in started:
             wait_ready(engine.server, READY_S)
         yield started
@@ -194,7 +183,7 @@ class Talk:
         return answer
 
 
-def measured(policy: str, case: Case, seed: int, pair: Sequence[Engine], folder: Path) -> Run:
+def measured(policy: str, case: Case, seed: int, pair: Sequence[Trained], folder: Path) -> Run:
     """One run; those of one seed ask the same."""
     name = f"{policy} {seed}"
     file = folder / f"hits {name}"
@@ -232,7 +221,7 @@ def measured(policy: str, case: Case, seed: int, pair: Sequence[Engine], folder:
     )
 
 
-def counted(pair: Sequence[Engine]) -> tuple[int, int, int]:
+def counted(pair: Sequence[Trained]) -> tuple[int, int, int]:
     """Prompt tokens asked of the caches and found there, and preemptions, by the engines."""
     names = "prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total"
     asked, hit, preempted = (

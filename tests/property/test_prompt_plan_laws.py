@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.policies.bfio.prompt_plan import EXCESS_STEPS, PromptPlan
+from router.core.policies.bfio.prompt_plan import PromptPlan
+from router.core.policies.prompts import EXCESS_STEPS
 
 
 @st.composite

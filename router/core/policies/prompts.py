@@ -17,7 +17,10 @@ PROMPT_RATIO = 200.0
 """t_p / t_l while no step with prompts is known; measured ratios lie between 50 and 530."""
 
 EXCESS_STEPS = 50
-"""D of ``barrier_time``; 25 to 100 give nearly the same."""
+"""D of ``barrier_time`` and BF-IO's plan: steps for which a load above the others' delays them.
+
+25 to 100 give nearly the same.
+"""
 
 
 def barrier_time(steps: float = EXCESS_STEPS) -> Choose:

@@ -145,12 +145,12 @@ class Correspondence:
 
         An engine computes the last token of a prompt at least, whatever it has cached.
         """
-        if content.pieces:
-            return block_ids(content.pieces, self.block_tokens)
         return self.foretold(content)[0]
 
     def foretold(self, content: Content) -> tuple[bytes, bytes]:
-        """The same of a text, and the id of its first unknown chunk; empty if it has none."""
+        """The same, and the id of a text's first unknown chunk; empty if it has none."""
+        if content.pieces:
+            return block_ids(content.pieces, self.block_tokens), b""
         runs = self._runs(chunks := _ids(content.chunks))
         known = runs[-1][1] if runs else 0
         blocks = self._blocks(content, chunks, runs[-1][2], known) if runs else b""

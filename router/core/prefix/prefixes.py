@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from router.core.prefix.block_index import MOST_BLOCKS, BlockIndex
 from router.core.prefix.correspondence import Correspondence
 from router.core.prefix.id_table import Rows
-from router.core.prefix.ids import ID_BYTES, PIECE_TOKENS, block_ids
+from router.core.prefix.ids import ID_BYTES, PIECE_TOKENS
 from router.core.types import Request, Snapshot
 from router.core.wire import request_token
 
@@ -255,6 +255,8 @@ class Prefixes:
 
     def _inherited(self, before: _Answer, request: Request) -> _Answer | None:
         """An answer that was found for another request since, where it must be this one's too."""
+        if not before.heirs:
+            return None
         chains = {size: self._chain(request, size)[0] for size in self._numbers}
         for heir in before.heirs:
             if not heir.stale and all(one.holds(chains[one.block_tokens]) for one in heir.bounds):
@@ -266,13 +268,9 @@ class Prefixes:
 
         An engine computes a prompt's last token in any case.
         """
-        content = request.content
-        if content is None:
+        if request.content is None:
             return b"", b""
-        if content.pieces:
-            chain, unknown = block_ids(content.pieces, block_tokens), b""
-        else:
-            chain, unknown = self._texts[block_tokens].foretold(content)
+        chain, unknown = self._texts[block_tokens].foretold(request.content)
         return chain[: ID_BYTES * (max(0, request.prompt_tokens - 1) // block_tokens)], unknown
 
     def _look(self, request: Request) -> _Answer:

@@ -91,6 +91,7 @@ class RoundInput:
     """What a round is decided on, collected once.
 
     Attributes:
+        crowded: whether more requests wait than there are free slots.
         gap_tokens: load of the fullest worker less the least load with a free slot.
         overdue: oldest request without patience.
         askable: workers that failed requests wait for; empty without such requests.
@@ -99,6 +100,7 @@ class RoundInput:
     now: float
     views: Sequence[WorkerView]
     capacity: int
+    crowded: bool
     gap_tokens: int
     tiers: Sequence[Tier]
     overdue: Request | None
@@ -196,6 +198,7 @@ class RoundDecider(Generic[W]):
             now,
             views,
             capacity,
+            len(self.pool) > capacity,
             gap_tokens,
             tiers,
             self.pool.overdue(now, tiers),
@@ -222,7 +225,7 @@ class RoundDecider(Generic[W]):
                 may_wait=self.dispatch is Dispatch.POOL,
                 steps_under_way=self.steps_under_way,
                 barrier=self.group.barrier is not False,
-                crowded=len(self.pool) > given.capacity,
+                crowded=given.crowded,
             )
             assignments = assignment.assign(self.policy, given.tiers, given.views, known, *rest)
             if assignments:
@@ -250,9 +253,8 @@ class RoundDecider(Generic[W]):
         if not assignments:
             self.waves.pass_by(self._waited_s)
             return False
-        cost, crowded = self._shared_cost, len(self.pool) > given.capacity
-        delay = empty = 0.0
-        if cost is not None and crowded and self.solved is not None and self.group.stepping:
+        cost, delay, empty = self._shared_cost, 0.0, 0.0
+        if cost is not None and given.crowded and self.solved is not None and self.group.stepping:
             entering = {each.request_id: self.pool[each.request_id] for each in assignments}
             if not any(self.pool.late(request, given.now) for request in entering.values()):
                 delay = delay_s(assignments, entering, given.views, cost, self.group.hits)

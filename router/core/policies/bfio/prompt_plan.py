@@ -22,16 +22,13 @@ import numpy as np
 
 from router.core.forecast.forecast import Bools, Floats, Ints, WorkProfile
 from router.core.policies.policy_protocol import Known
+from router.core.policies.prompts import EXCESS_STEPS
 from router.core.policies.room import Room
 from router.core.queue.tier import Tier
 from router.core.types import Assignment, WorkerView
 
-EXCESS_STEPS = 50
-"""D: steps for which a load above the others' makes them wait; 25 to 100 give nearly the same."""
-
 # Of two workers of equal cost the one with the smaller load, at a price that decides nothing else.
 _TIE = 1e-6
-
 
 # Candidates of a round, the oldest: as many, or as many for each open worker.
 _CANDIDATES, _CANDIDATES_EACH = 64, 2
