@@ -9,6 +9,9 @@ from router.core.forecast.forecast import DEFAULT_CHUNK, WorkProfile
 from router.core.step_fit import FittedStepTime
 from router.core.step_time import StepTime
 
+PROMPT_RATIO = 200.0
+"""t_p / t_l while no step with prompts is known; measured ratios lie between 50 and 530."""
+
 # Below, in KV tokens' worth, a request or a prompt token costs nothing worth a decision.
 _LEAST_REQUEST, _LEAST_PROMPT = 1.0, 0.1
 # Above, KV tokens would be lost in rounding.
@@ -26,12 +29,14 @@ class Shown:
         chunk: prompt tokens that a step computes where more are left.
         window: tokens of the sliding window; None: full attention.
         window_share: fraction of the layers with the window.
+        caches: whether they tell what prompts they have cached; then they compute prompts.
     """
 
     growth: float = 1.0
     chunk: int = DEFAULT_CHUNK
     window: int | None = None
     window_share: float = 1.0
+    caches: bool = False
 
 
 def learned(before: WorkProfile, cost: StepTime | None, shown: Shown) -> WorkProfile:
@@ -39,7 +44,8 @@ def learned(before: WorkProfile, cost: StepTime | None, shown: Shown) -> WorkPro
 
     Where KV tokens cost too little to be seen, as with MLA, they count as the most that they may
     cost: prompts then decide, and KV tokens decide among equals. So one unit serves both, and the
-    profile is continuous as evidence comes in.
+    profile is continuous as evidence comes in. A prompt token of which nothing is known costs
+    ``PROMPT_RATIO`` where prompts are cached: else the router would pass over caches at first.
     """
     request, prompt = before.request_tokens, before.prefill_beta
     if cost is not None:
@@ -48,6 +54,8 @@ def learned(before: WorkProfile, cost: StepTime | None, shown: Shown) -> WorkPro
         unit = max(unit, cost.per_request_s / _MOST, cost.per_prompt_token_s / _MOST)
         request = _ratio(request, cost.per_request_s, by_request, unit, token, _LEAST_REQUEST)
         prompt = _ratio(prompt, cost.per_prompt_token_s, by_prompt, unit, token, _LEAST_PROMPT)
+    if shown.caches and not _tells_of_prompts(cost):
+        prompt = prompt or PROMPT_RATIO
     return replace(
         before,
         growth=before.growth if _near(before.growth, shown.growth) else shown.growth,
@@ -57,6 +65,12 @@ def learned(before: WorkProfile, cost: StepTime | None, shown: Shown) -> WorkPro
         prefill_beta=prompt,
         prefill_chunk=shown.chunk,
     )
+
+
+def _tells_of_prompts(cost: StepTime | None) -> bool:
+    if isinstance(cost, FittedStepTime):
+        return "per_prompt_token_s" in cost.known
+    return cost is not None
 
 
 _Interval = tuple[float, float]

@@ -26,6 +26,7 @@ class Known:
         steps_under_way: steps that begin before what this round sends arrives.
         barrier: whether the workers wait for each other at each step.
         crowded: whether more requests wait than there are free slots.
+        affinity: part of the prompts sent lately that one worker has cached, and others have not.
     """
 
     outlook: Outlook | None = None
@@ -36,6 +37,7 @@ class Known:
     steps_under_way: int = 0
     barrier: bool = True
     crowded: bool = False
+    affinity: float = 0.0
 
     @property
     def busy_from(self) -> float:

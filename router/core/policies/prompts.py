@@ -9,12 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from router.core.forecast.learned_profile import PROMPT_RATIO
 from router.core.policies.baselines import Choose
 from router.core.policies.room import Room
 from router.core.types import Request
-
-PROMPT_RATIO = 200.0
-"""t_p / t_l while no step with prompts is known; measured ratios lie between 50 and 530."""
 
 EXCESS_STEPS = 50
 """D of ``barrier_time`` and BF-IO's plan: steps for which a load above the others' delays them.

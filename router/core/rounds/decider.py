@@ -15,6 +15,7 @@ from router.core.queue.fair_share import ANONYMOUS, FairShare, Offer
 from router.core.queue.pool import Pool
 from router.core.queue.tier import Tier
 from router.core.rounds import assignment
+from router.core.rounds.affinity import Affinity
 from router.core.rounds.overcommit import Overcommit
 from router.core.rounds.prompt_waves import PromptWaves, delay_s
 from router.core.rounds.reservations import Reservations
@@ -128,6 +129,7 @@ class RoundDecider(Generic[W]):
     overcommit: Overcommit = field(default_factory=Overcommit)
     reservations: Reservations = field(default_factory=Reservations)
     waves: PromptWaves = field(default_factory=PromptWaves)
+    affinity: Affinity = field(default_factory=Affinity)
     fair: FairShare = field(default_factory=FairShare)
     stats: GroupStats = field(default_factory=GroupStats)
     solved: Decision | None = None
@@ -153,7 +155,10 @@ class RoundDecider(Generic[W]):
             for departure in departures:
                 ahead.ended(departure)
             steps = 1 if step_complete else self.group.own_steps(ahead.step_tokens)
-            if steps and ahead.advance(steps):
+            reviewed = bool(steps) and ahead.advance(steps)
+            # What is known of caches counts at once, not from the first review on.
+            caches_alone = self.group.step_time is None and self.group.hits is not None
+            if reviewed or caches_alone:
                 ahead.follow(self.group.profile(ahead.profile))
         if step_complete and self._shared_cost is None:
             self.overcommit.review(self.group.totals[PoolState.WAITING], self.group.slots)
@@ -174,6 +179,7 @@ class RoundDecider(Generic[W]):
         if self._wait_for_more(given, assignments):
             assignments, self.solved = (), None
             self.stats.held_rounds += 1
+        self.affinity.see([self.pool[sent.request_id] for sent in assignments], self.group.hits)
         self.stats.decision_s.observe(clock() - now)
         self.stats.decision_candidates.observe(waiting)
         self.stats.decision_admitted.observe(len(assignments))
@@ -226,6 +232,7 @@ class RoundDecider(Generic[W]):
                 steps_under_way=self.steps_under_way,
                 barrier=self.group.barrier is not False,
                 crowded=given.crowded,
+                affinity=self.affinity.share,
             )
             assignments = assignment.assign(self.policy, given.tiers, given.views, known, *rest)
             if assignments:

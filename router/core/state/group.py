@@ -147,9 +147,11 @@ class Group:
         chunk = max((feed.chunk_tokens for feed in feeds), default=0) or DEFAULT_CHUNK
         attended = [feed.windows for feed in feeds if feed.windows]
         windows = [window for window in max(attended, default=()) if window]
+        shown = Shown(self.growth, chunk, caches=self._cached is not None)
         if not windows:
-            return Shown(self.growth, chunk)
-        return Shown(self.growth, chunk, max(windows), len(windows) / len(max(attended)))
+            return shown
+        share = len(windows) / len(max(attended))
+        return replace(shown, window=max(windows), window_share=share)
 
     def profile(self, before: WorkProfile) -> WorkProfile:
         """The work of requests, as the group's steps show it by now."""

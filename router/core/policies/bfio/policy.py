@@ -24,9 +24,9 @@ from router.core.policies.room import limited
 from router.core.queue.tier import Tier
 from router.core.types import Assignment, Request, WorkerView
 
-# Prompt tokens pending, as a share of what a step of all workers computes. From a tenth to the
-# whole the simulated figures are much the same.
-_LITTLE_PENDING = 0.5
+# From here on it is worth more to compute prompts where they are cached than to fill slots with
+# prompts that end together. From the half to the double the simulated figures are much the same.
+_LITTLE_AFFINITY = 0.025
 
 
 class BfIo(Policy):
@@ -61,9 +61,7 @@ class BfIo(Policy):
             loads = np.array([[worker.load_tokens] for worker in workers], dtype=np.float64)
             outlook = Outlook(loads, WorkProfile(), discount=1.0, tie_weight=self._tie_weight)
         tier = waiting if isinstance(waiting, Tier) else Tier.of(waiting)
-        if outlook.profile.prefill_beta > 0 and not _slots_are_short(
-            workers, known, outlook.profile
-        ):
+        if outlook.profile.prefill_beta > 0 and not _slots_count_most(known):
             return planned(tier, workers, known, outlook.profile)
         wide = bool((tier.slots > 1).any())
         if wide:
@@ -81,10 +79,9 @@ class BfIo(Policy):
         return done.assignments
 
 
-def _slots_are_short(workers: Sequence[WorkerView], known: Known, profile: WorkProfile) -> bool:
-    """Whether requests wait for slots, and not for the prompt tokens that steps can compute."""
-    pending = sum([worker.pending_prompt_tokens for worker in workers])
-    return known.crowded and pending < _LITTLE_PENDING * len(workers) * profile.prefill_chunk
+def _slots_count_most(known: Known) -> bool:
+    """Whether requests wait for slots, and hardly for workers that have their prefixes cached."""
+    return known.crowded and known.affinity < _LITTLE_AFFINITY
 
 
 class _Placement:

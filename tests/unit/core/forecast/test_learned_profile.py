@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from router.core.forecast.forecast import DEFAULT_CHUNK, WorkProfile
-from router.core.forecast.learned_profile import Shown, learned
-from router.core.step_fit import FittedStepTime
+from router.core.forecast.learned_profile import PROMPT_RATIO, Shown, learned
+from router.core.step_fit import NUMBERS, FittedStepTime
 from router.core.step_time import StepTime
 
 NOTHING = Shown()
@@ -28,6 +28,19 @@ def test_while_the_cost_is_unknown_the_profile_stays() -> None:
     assert learned(PLAIN, None, NOTHING) == PLAIN
     known = replace(PLAIN, prefill_beta=9.0)
     assert learned(known, None, NOTHING) == known
+
+
+def test_prompts_cost_something_where_they_are_cached() -> None:
+    """Until a cost is fixed, or learned from steps with prompts."""
+    caches = Shown(caches=True)
+    unsaid = fitted(1e-7, 4e-5, 0.0)
+    assert learned(PLAIN, None, caches).prefill_beta == PROMPT_RATIO
+    assert learned(PLAIN, unsaid, caches).prefill_beta == PROMPT_RATIO
+    told = replace(unsaid, known=NUMBERS)
+    assert learned(PLAIN, told, caches).prefill_beta == 0
+    assert learned(PLAIN, StepTime(5e-3, 1e-7), caches).prefill_beta == 0
+    dear = learned(learned(PLAIN, None, caches), fitted(1e-7, 4e-5, 1e-4), caches)
+    assert dear.prefill_beta == pytest.approx(1000)
 
 
 def test_costs_count_in_kv_tokens() -> None:

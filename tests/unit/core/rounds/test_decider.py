@@ -213,3 +213,20 @@ def test_what_others_have_on_a_worker_counts(signal: type[CapSignal | SurvivalSi
     for _ in range(6):
         life.arrive()
     assert {worker_id for _, worker_id in life.decide()} == {"b", "c"}
+
+
+def test_caches_count_before_any_step_has_taught_what_prompts_cost() -> None:
+    life = Life(LookAhead(CapSignal()))
+    life.cluster.groups["default"].prefix_hits = lambda _: [0, 90, 0]
+    life.arrive()
+    ((_, worker_id),) = life.decide()
+    assert worker_id == "b"
+
+
+def test_it_learns_whether_caches_differ() -> None:
+    life = Life(LookAhead(CapSignal()))
+    life.cluster.groups["default"].prefix_hits = lambda _: [0, 90, 0]
+    life.arrive()
+    life.arrive()
+    life.decide()
+    assert life.decider.affinity.share == pytest.approx((90 - 30) / 100)
