@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from rich.console import Console
 
@@ -12,6 +12,7 @@ from loadgen.run.options import StepTimeFlag, command_of, same_named
 from loadgen.run.simulation_options import JsonFlag, SlotsFlag, WorkersFlag, flag, trace_flag
 from loadgen.simulator.decode.decode_config import SERVE
 from loadgen.simulator.serving.serving_config import (
+    AUTO,
     PrefillWindow,
     ServingArrivals,
     ServingConfig,
@@ -24,6 +25,7 @@ from loadgen.traces.trace_files import BLOCK_TOKENS
 from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError
 from router.core.policies.policy_table import POLICIES
+from router.core.prompt_budget import Targets
 from router.core.types import Dispatch
 
 _TRACE = "mooncake-synthetic"
@@ -49,7 +51,18 @@ _Block = Annotated[int, flag("--block-tokens", "Tokens of a block; prefixes matc
 _Batch = Annotated[int, flag("--batch-tokens", "Tokens that a worker computes in a step.", "N")]
 _Budget = Annotated[
     str | None,
-    flag("--prompt-budget", "Of these at most so many of prompts [no further bound].", "N"),
+    flag(
+        "--prompt-budget",
+        "Of these at most so many of prompts; auto: as the router chooses for each step, by the "
+        "learned cost [no further bound].",
+        "auto|N",
+    ),
+]
+_Ttft = Annotated[
+    float | None, flag("--target-ttft", "For auto: mean time to the first token, seconds.", "S")
+]
+_Tpot = Annotated[
+    float | None, flag("--target-tpot", "For auto: mean time of each further token, seconds.", "S")
 ]
 _Window = Annotated[
     str, flag("--prefill-window", "Prompts in OPEN of so many steps, alike on all.", "OPEN/OF")
@@ -82,6 +95,8 @@ class ServingOptions:
     block_tokens: _Block = BLOCK_TOKENS
     batch_tokens: _Batch = 2048
     prompt_budget: _Budget = None
+    target_ttft: _Ttft = None
+    target_tpot: _Tpot = None
     prefill_window: _Window = "1/1"
     step_time: StepTimeFlag = "5e-3,9.5e-8,0,5e-5"
     dispatch: _Dispatch = SERVE["dispatch"]
@@ -104,6 +119,7 @@ class ServingOptions:
                 "trace": load_trace(self.trace or _TRACE),
                 "arrivals": ServingArrivals.parse(self.arrivals),
                 "prompt_budget": _budget(self.prompt_budget),
+                "targets": Targets(self.target_ttft, self.target_tpot),
                 "prefill_window": PrefillWindow.parse(self.prefill_window),
                 "step_time": load_step_time(self.step_time),
             }
@@ -124,9 +140,11 @@ def serving(options: ServingOptions) -> None:
     write_json(result.report(), options.json_file)
 
 
-def _budget(text: str | None) -> int | None:
+def _budget(text: str | None) -> int | Literal["auto"] | None:
     if text is None:
         return None
+    if text == AUTO:
+        return AUTO
     if (tokens := whole(text)) is None:
-        raise ConfigError(f"--prompt-budget takes a number of tokens, got {text!r}")
+        raise ConfigError(f"--prompt-budget takes auto or a number of tokens, got {text!r}")
     return tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Final, Literal, Self
 
 from loadgen.model.ranges import check_ranges
 from loadgen.simulator.decode.decode_config import SERVE
@@ -12,9 +12,11 @@ from loadgen.traces.trace import Trace, TraceRequest
 from loadgen.traces.trace_files import BLOCK_TOKENS
 from router.core.errors import ConfigError, InputError
 from router.core.policies.policy_table import POLICIES
+from router.core.prompt_budget import Targets
 from router.core.step_time import PAPER_STEP_TIME, StepTime, numbers
 from router.core.types import Dispatch
 
+AUTO: Final = "auto"
 _MANY = 1_000_000_000
 _RANGES: dict[str, tuple[float, float]] = {
     "workers": (1, 4096),
@@ -22,7 +24,6 @@ _RANGES: dict[str, tuple[float, float]] = {
     "kv_tokens": (1, 10**12),
     "block_tokens": (1, 1_000_000),
     "batch_tokens": (1, _MANY),
-    "prompt_budget": (1, _MANY),
     "requests": (1, 10_000_000),
     "seed": (0, 2**64 - 1),
     "think": (0, 1e6),
@@ -107,7 +108,8 @@ class ServingConfig:
     Attributes:
         requests: the first ones of the trace.
         batch_tokens: most tokens that a worker computes in a step, of prompts and outputs.
-        prompt_budget: most of them that belong to prompts; None: no further bound.
+        prompt_budget: most of them that belong to prompts; None: no further bound; ``AUTO``: the
+            router's own from step to step, by ``targets``.
         starvation_s: wait after which a request goes before all others.
         think: mean seconds, exponential, from an answer to the next turn of its session; None:
             every request arrives by ``arrivals``.
@@ -130,7 +132,8 @@ class ServingConfig:
     kv_tokens: int = 1_000_000
     block_tokens: int = BLOCK_TOKENS
     batch_tokens: int = 2048
-    prompt_budget: int | None = None
+    prompt_budget: int | Literal["auto"] | None = None
+    targets: Targets = field(default_factory=Targets)
     prefill_window: PrefillWindow = field(default_factory=PrefillWindow)
     step_time: StepTime = PAPER_STEP_TIME
     dispatch: Dispatch = SERVE["dispatch"]
@@ -143,6 +146,12 @@ class ServingConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, _RANGES)
+        if isinstance(self.prompt_budget, int) and not 1 <= self.prompt_budget <= _MANY:
+            raise ConfigError(
+                f"--prompt-budget must be from 1 to {_MANY:g}, got {self.prompt_budget}"
+            )
+        if self.targets != Targets() and self.prompt_budget != AUTO:
+            raise ConfigError("--target-ttft and --target-tpot need --prompt-budget auto")
         if not 0 <= self.warmup < 1:
             raise ConfigError(f"--warmup must be from 0 to below 1, got {self.warmup:g}")
         if self.policy not in POLICIES:
@@ -203,7 +212,7 @@ class ServingConfig:
 
     def described(self) -> dict[str, object]:
         """Everything that a result depends on."""
-        plain = ("policy", *_RANGES, "starvation_s", "warmup")
+        plain = ("policy", *_RANGES, "prompt_budget", "starvation_s", "warmup")
         return {
             "trace": self.trace.name,
             **{name: getattr(self, name) for name in plain},
@@ -211,6 +220,8 @@ class ServingConfig:
             "arrivals": str(self.arrivals),
             "dispatch": self.dispatch.value,
             "prefill_window": str(self.prefill_window),
+            "target_ttft_s": self.targets.ttft_s,
+            "target_tpot_s": self.targets.tpot_s,
             "step_time": str(self.step_time),
         }
 

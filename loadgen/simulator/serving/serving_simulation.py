@@ -18,7 +18,7 @@ from loadgen.engine.prefix_cache import PrefixCache
 from loadgen.engine.request import EngineRequest
 from loadgen.simulator.decode.decode_config import SERVE
 from loadgen.simulator.serving.rank import Rank
-from loadgen.simulator.serving.serving_config import ServingConfig
+from loadgen.simulator.serving.serving_config import AUTO, ServingConfig
 from loadgen.simulator.serving.serving_results import ServingRecorder, ServingResult
 from loadgen.simulator.serving.turns import Turn, turns_of
 from router.core.events import Arrived, Dispatched, Ended, SnapshotReceived, WorkerUp
@@ -26,6 +26,7 @@ from router.core.forecast.forecast import WorkProfile
 from router.core.forecast.look_ahead import SIGNALS, LookAhead
 from router.core.policies.policy_protocol import Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
+from router.core.prompt_budget import PromptBudget
 from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.rounds.overcommit import Overcommit
@@ -72,6 +73,9 @@ class _Simulation:
         self._on_way: deque[tuple[int, Rank, EngineRequest]] = deque()
         self._hits: dict[str, Sequence[int]] = {}
         self._decider = self._new_decider(policy)
+        self._budget = None
+        if config.prompt_budget == AUTO:
+            self._budget = PromptBudget(config.targets, config.batch_tokens)
         self._step = 0
 
     def run(self, *, keep_records: bool) -> ServingResult:
@@ -143,8 +147,17 @@ class _Simulation:
         preempted = sum(len(schedule.preempted) for schedule in schedules)
         self._recorder.step(now_s, seconds, needed_s, rows, generated, preempted)
         self._decider.learn(step_complete=complete)
+        if complete and self._budget is not None:
+            self._bound_prompts(self._budget)
         self._round(now_s)
         return now_s
+
+    def _bound_prompts(self, budget: PromptBudget) -> None:
+        group = self._cluster.groups[GROUP]
+        group.bound_prompts(budget)
+        self._decider.refresh()
+        for rank in self._ranks:
+            rank.engine.prompt_budget = group.prompt_budget
 
     def _account(self, rank: Rank, now_s: float) -> None:
         for request in rank.entered:
@@ -217,7 +230,7 @@ def _engine(config: ServingConfig) -> Engine:
         config.kv_tokens,
         block_tokens=config.block_tokens,
         chunk=config.batch_tokens,
-        prompt_budget=config.prompt_budget,
+        prompt_budget=None if config.prompt_budget == AUTO else config.prompt_budget,
         prefix_cache=PrefixCache(),
     )
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from loadgen.report.numbers import add_figures, plain_table
+from loadgen.simulator.serving.serving_config import AUTO
 from loadgen.simulator.serving.serving_results import ServingResult
 
 _ROWS = (
@@ -29,7 +32,7 @@ def serving_table(result: ServingResult) -> RenderableType:
     table = plain_table("", str(used["policy"]))
     add_figures(table, _ROWS, result)
     budget = used["prompt_budget"]
-    prompts = "" if budget is None else f", {budget} of them prompts'"
+    prompts = "" if budget is None else f", {_bound(used)}"
     sessions = "" if used["think"] is None else f", turns {used['think']:g} s after an answer"
     notes = (
         f"{used['trace']}, {used['requests']} requests, arrivals {used['arrivals']}{sessions}, "
@@ -40,3 +43,11 @@ def serving_table(result: ServingResult) -> RenderableType:
         f"step time {used['step_time']}, learned {used['learned_step_time'] or 'none'}",
     )
     return Group(table, *map(Text, notes))
+
+
+def _bound(used: Mapping[str, object]) -> str:
+    if used["prompt_budget"] != AUTO:
+        return f"{used['prompt_budget']} of them prompts'"
+    targets = ((name, used[f"target_{name}_s"]) for name in ("ttft", "tpot"))
+    told = [f"{name.upper()} {target:g} s" for name, target in targets if target is not None]
+    return f"prompts' by the router's budget{' for ' * bool(told)}{' and '.join(told)}"

@@ -63,7 +63,9 @@ def learned(before: WorkProfile, cost: StepTime | None, shown: Shown) -> WorkPro
         window_share=shown.window_share,
         request_tokens=request,
         prefill_beta=prompt,
-        prefill_chunk=shown.chunk,
+        prefill_chunk=(
+            before.prefill_chunk if _near(before.prefill_chunk, shown.chunk) else shown.chunk
+        ),
     )
 
 

@@ -141,6 +141,11 @@ class RoundDecider(Generic[W]):
         if self.look_ahead is not None:
             self.look_ahead.follow(self.group.profile(WorkProfile()))
 
+    def refresh(self) -> None:
+        """Forecast by the group's work as its steps show it by now."""
+        if (ahead := self.look_ahead) is not None:
+            ahead.follow(self.group.profile(ahead.profile))
+
     def learn(self, *, step_complete: bool = False) -> None:
         """Feed departures and steps to the look-ahead; call it at each step's end, and between.
 
@@ -159,7 +164,7 @@ class RoundDecider(Generic[W]):
             # What is known of caches counts at once, not from the first review on.
             caches_alone = self.group.step_time is None and self.group.hits is not None
             if reviewed or caches_alone:
-                ahead.follow(self.group.profile(ahead.profile))
+                self.refresh()
         if step_complete and self._shared_cost is None:
             self.overcommit.review(self.group.totals[PoolState.WAITING], self.group.slots)
 

@@ -71,6 +71,7 @@ class Feed:
         admissible_tokens: longest prompt that it would admit with an empty queue.
         admissible_blocks: KV blocks of prompts that it would admit so; None: it does not tell.
         kv: blocks that requests take there; None until ``known``.
+        computing: running requests whose prompts are not computed yet.
         chunk_tokens: most prompt tokens of a step that left some; 0: none has.
         windows: of its KV groups, without Mamba's; 0: all tokens.
         known: true after a full snapshot; deltas alone show only a part.
@@ -97,6 +98,7 @@ class Feed:
         "admission",
         "changed",
         "chunk_tokens",
+        "computing",
         "departures",
         "epoch",
         "full_wanted",
@@ -168,7 +170,7 @@ class Feed:
         self._parts: dict[str, _Part] = {}
         self._uncounted: dict[str, int] = {}  # places of forgotten requests that still run
         self._running: dict[str, int] = {}
-        self._prefill_left = 0
+        self._prefill_left = self.computing = 0
         self._computed: list[tuple[str | None, float, int]] = []  # request, prompt tokens, up to
         self._forgotten: OrderedDict[str, None] = OrderedDict()
 
@@ -398,6 +400,7 @@ class Feed:
             self.step_firsts += before is None or before.prefill_left > 0
         self.load_tokens += prompt + generated
         self._prefill_left += prefill_left
+        self.computing += prefill_left > 0
         if token is not None:
             self._running[token] = self._running.get(token, 0) + 1
             self.changed.add(token)
@@ -430,6 +433,7 @@ class Feed:
         self._rows.remove(part.place)
         self.load_tokens -= part.prompt_tokens + generated
         self._prefill_left -= part.prefill_left
+        self.computing -= part.prefill_left > 0
         if part.token is not None:
             self._running[part.token] -= 1
             self.changed.add(part.token)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from loadgen.simulator.serving.serving_command import ServingOptions
 from loadgen.simulator.serving.serving_config import (
+    AUTO,
     PrefillWindow,
     ServingArrivals,
     ServingConfig,
@@ -23,6 +24,7 @@ from loadgen.traces.trace import BUNDLED, Trace, TraceRequest, load_trace
 from router.core.errors import ConfigError, InputError
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
+from router.core.prompt_budget import Targets
 from router.core.step_time import StepTime
 from router.core.types import Assignment, Dispatch, Request, WorkerView
 
@@ -346,9 +348,12 @@ def test_what_a_trace_must_have() -> None:
         ("--prefill-window 0/4", "--prefill-window takes OPEN/OF"),
         ("--prefill-window 5/4", "--prefill-window takes OPEN/OF"),
         ("--prefill-window 1", "--prefill-window takes OPEN/OF"),
-        ("--prompt-budget auto", "--prompt-budget takes a number of tokens, got 'auto'"),
+        ("--prompt-budget most", "--prompt-budget takes auto or a number of tokens, got 'most'"),
+        ("--target-tpot 0.04", "--target-ttft and --target-tpot need --prompt-budget auto"),
+        ("--prompt-budget 512 --target-ttft 1", "need --prompt-budget auto"),
+        ("--prompt-budget auto --target-ttft 0", "target_ttft takes seconds above 0"),
         ("--prompt-budget 0", "--prompt-budget must be from 1"),
-        (f"--prompt-budget {5000 * '9'}", "--prompt-budget takes a number of tokens, got"),
+        (f"--prompt-budget {5000 * '9'}", "--prompt-budget takes auto or a number of tokens"),
         (f"--arrivals closed:{5000 * '9'}", "--arrivals: 'closed:999"),
         (f"--prefill-window 1/{5000 * '9'}", "--prefill-window takes OPEN/OF"),
         (f"--seed {400 * '9'}", "--seed must be from 0"),
@@ -399,6 +404,34 @@ def test_the_router_learns_what_steps_cost() -> None:
     assert learned.per_token_s == pytest.approx(cost.per_token_s, rel=0.05)
 
 
+def test_the_router_bounds_prompts_by_what_steps_cost_and_by_targets() -> None:
+    given: dict[str, Any] = {
+        "policy": "barrier_time",
+        "trace": load_trace("mooncake-synthetic"),
+        "arrivals": ServingArrivals("poisson", 7.0),
+        "requests": 900,
+        "step_time": StepTime(5e-3, 9.5e-8, per_prompt_token_s=5e-5),
+        "dispatch": Dispatch.INSTANT,
+        "seed": 1,
+        "warmup": 0.5,  # teaches what steps cost
+    }
+    plain, free, bounded, both = (
+        simulate_serving(ServingConfig(**given | more), keep_records=True)
+        for more in (
+            {},
+            {"prompt_budget": AUTO},
+            {"prompt_budget": AUTO, "targets": Targets(tpot_s=0.04)},
+            {"prompt_budget": AUTO, "targets": Targets(1.0, 0.04)},
+        )
+    )
+    tpot_s = [run.tpot_mean_s or 0.0 for run in (both, free, plain)]
+    assert sorted(tpot_s) == tpot_s
+    assert tpot_s[0] <= 0.04
+    assert free.ttft_mean_s < 1.05 * plain.ttft_mean_s
+    assert bounded.records is not None
+    assert (bounded.records.seconds <= 0.041).mean() > 0.9, "as far as the cost is known"
+
+
 KEYS = (
     "completed ttft_mean_s ttft_p50_s ttft_p99_s tpot_mean_s tpot_p99_s throughput_tok_s "
     "prefix_hit_share idle_share step_mean_s evictions_per_1k parameters"
@@ -428,3 +461,17 @@ def test_the_command(evenstep: Callable[..., tuple[int, str, str]]) -> None:
     )
     assert "TTFT p99, s" in err
     assert "instant dispatch" in err
+
+
+def test_the_command_says_by_which_targets_prompts_are_bounded(
+    evenstep: Callable[..., tuple[int, str, str]],
+) -> None:
+    flags = "--policy barrier_time --requests 60 --prompt-budget auto"
+    _, plain, _ = evenstep("simulate", "serving", *flags.split())
+    assert "prompts' by the router's budget, in 1/1 steps" in " ".join(plain.split())
+    code, out, err = evenstep(
+        "simulate", "serving", *flags.split(), "--target-ttft", "1", "--target-tpot", "0.04"
+    )
+    assert code == 0
+    told = " ".join((out + err).split())
+    assert "prompts' by the router's budget for TTFT 1 s and TPOT 0.04 s, in" in told

@@ -1,0 +1,71 @@
+"""A group's prompt budget, from its workers' messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.core.events import Arrived, SnapshotReceived, WorkerUp
+from router.core.forecast.forecast import WorkProfile
+from router.core.prompt_budget import PromptBudget, StepSeen, Targets
+from router.core.state.cluster import Cluster
+from router.core.step_time import StepTime
+from router.core.types import Request, WorkerSpec
+from tests.support.core import running, snapshot
+
+COST = StepTime(10e-3, 1e-6, 1e-4, 1e-4)
+
+
+class Witness(PromptBudget):
+    def __init__(self) -> None:
+        super().__init__(Targets())
+        self.seen: list[StepSeen] = []
+
+    def after(self, seen: StepSeen, cost: StepTime | None) -> int | None:
+        self.seen.append(seen)
+        return super().after(seen, cost)
+
+
+def cluster(cost: StepTime | None) -> Cluster:
+    made = Cluster([WorkerSpec(each, f"http://{each}") for each in "abc"], step_time=cost)
+    for each in "abc":
+        made.apply(WorkerUp(each))
+    made.apply(SnapshotReceived("a", snapshot("full", 1, running("x", 900, 0, 400)), 0.0))
+    made.apply(SnapshotReceived("b", snapshot("full", 1, running("y", 200, 5)), 0.0))
+    return made
+
+
+def test_what_a_budget_sees() -> None:
+    made, budget = cluster(COST), Witness()
+    group = made.groups["default"]
+    made.apply(Arrived(Request("es-1", "default", 100)))
+    group.bound_prompts(budget)
+    (seen,) = budget.seen
+    assert seen.unstarted == 2, "one in the pool, one whose prompt is computed"
+    assert seen.rest_s == pytest.approx(10e-3 + 500e-6 + 1e-4), "prompt tokens to come hold no KV"
+    assert group.prompt_budget == int(3 * seen.rest_s / 1e-4)
+    assert group.profile(WorkProfile()).prefill_chunk == group.prompt_budget
+
+
+def test_a_request_has_its_first_token_once_its_prompt_is_computed() -> None:
+    made, budget = cluster(COST), Witness()
+    group = made.groups["default"]
+    group.bound_prompts(budget)
+    made.apply(SnapshotReceived("a", snapshot("delta", 2, running("x", 900, 1)), 0.0))
+    group.bound_prompts(budget)
+    assert [(each.unstarted, each.firsts) for each in budget.seen] == [(1, 0), (0, 1)]
+
+
+def test_without_a_known_cost_there_is_no_budget() -> None:
+    group = cluster(None).groups["default"]
+    group.bound_prompts(PromptBudget(Targets(tpot_s=0.04)))
+    assert group.prompt_budget is None
+
+
+def test_a_budget_that_hardly_moves_leaves_the_forecast_as_it_is() -> None:
+    group = cluster(COST).groups["default"]
+    group.prompt_budget = 400
+    before = group.profile(WorkProfile())
+    group.prompt_budget = 410
+    assert group.profile(before).prefill_chunk == 400
+    group.prompt_budget = 500
+    assert group.profile(before).prefill_chunk == 500

@@ -1,0 +1,117 @@
+"""The prompt budget of a step, by hand: without targets, with one, with both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle
+
+import pytest
+
+from router.core.errors import ConfigError
+from router.core.prompt_budget import PromptBudget, StepSeen, Targets
+from router.core.step_time import StepTime
+
+# 10 ms without prompts; a prompt token takes 0.1 ms.
+COST = StepTime(10e-3, per_prompt_token_s=1e-4)
+REST_S = 10e-3
+
+
+def seen(step_s: float = 0.02, unstarted: int = 0, firsts: int = 1, tokens: int = 10) -> StepSeen:
+    return StepSeen(step_s, tokens, firsts, unstarted, REST_S)
+
+
+@pytest.mark.parametrize("cost", [None, StepTime(10e-3, 1e-7)])
+def test_where_the_cost_of_prompts_is_unknown_engines_keep_their_own(cost: StepTime | None) -> None:
+    assert PromptBudget(Targets(1.0, 0.04)).after(seen(), cost) is None
+
+
+@pytest.mark.parametrize(
+    ("targets", "most", "tokens"),
+    [
+        (Targets(), None, 300),
+        (Targets(), 256, 256),
+        (Targets(tpot_s=0.025), None, 150),
+        (Targets(tpot_s=1.0), None, 300),
+        (Targets(tpot_s=0.005), None, 12),
+        (Targets(ttft_s=1.0), None, 300),
+    ],
+    ids=[
+        "three times the rest of a step",
+        "never more than the engines'",
+        "what the TPOT target leaves",
+        "no more than pays, whatever the target",
+        "an eighth of a step where the target leaves nothing",
+        "first tokens are soon enough",
+    ],
+)
+def test_the_budget_of_a_step(targets: Targets, most: int | None, tokens: int) -> None:
+    assert PromptBudget(targets, most).after(seen(), COST) == tokens
+
+
+def test_there_is_always_some_room_for_prompts() -> None:
+    assert PromptBudget(Targets(tpot_s=1e-3)).after(seen(), StepTime(1e-2, 0, 0, 1.0)) == 1
+
+
+@pytest.mark.parametrize(("unstarted", "tokens"), [(50, 300), (100, 600), (900, 1200)])
+def test_more_prompts_while_more_wait_than_arrive_within_the_target(
+    unstarted: int, tokens: int
+) -> None:
+    """One first token in each step of 20 ms: 50 within a second."""
+    assert PromptBudget(Targets(ttft_s=1.0)).after(seen(unstarted=unstarted), COST) == tokens
+
+
+def test_before_the_first_token_nothing_is_late() -> None:
+    budget = PromptBudget(Targets(ttft_s=1.0, tpot_s=0.025))
+    assert budget.after(seen(unstarted=900, firsts=0), COST) == 150
+
+
+def steps(targets: Targets, waiting: Iterator[int], count: int) -> list[float]:
+    """Lengths of steps that the budget fills where prompts wait; the last half."""
+    budget, made, step_s = PromptBudget(targets), list[float](), REST_S
+    for _ in range(count):
+        unstarted = next(waiting)
+        tokens = budget.after(seen(step_s, unstarted), COST)
+        assert tokens is not None
+        step_s = REST_S + (tokens * COST.per_prompt_token_s if unstarted else 0.0)
+        made.append(step_s)
+    return made[count // 2 :]
+
+
+def test_with_both_targets_the_mean_over_tokens_meets_that_of_tokens() -> None:
+    """Prompts wait in two of three steps; those without leave time to the others."""
+    made = steps(Targets(ttft_s=1.0, tpot_s=0.025), cycle([9, 9, 0]), 20_000)
+    assert sum(made) / len(made) == pytest.approx(0.025, rel=0.01)
+    assert max(made) > 0.025
+
+
+def test_with_a_target_of_tokens_alone_every_step_meets_it() -> None:
+    assert max(steps(Targets(tpot_s=0.025), cycle([9, 9, 0]), 1000)) <= 0.025
+
+
+def test_where_first_tokens_are_late_for_good_steps_are_longer_than_the_target() -> None:
+    both = Targets(ttft_s=1.0, tpot_s=0.02)
+    # One first token a step: some fifty a second, and four times as many wait.
+    made = steps(both, cycle([200]), 20_000)
+    assert sum(made) / len(made) > 0.025
+    kept = steps(both, cycle([40]), 20_000)
+    assert sum(kept) / len(kept) == pytest.approx(0.02, rel=0.01)
+
+
+def test_a_step_without_output_corrects_nothing() -> None:
+    budget = PromptBudget(Targets(ttft_s=1.0, tpot_s=0.02))
+    first = budget.after(seen(tokens=0), COST)
+    for _ in range(100):
+        assert budget.after(seen(0.5, tokens=0), COST) == first
+
+
+def test_a_first_step_of_no_time_is_harmless() -> None:
+    assert PromptBudget(Targets(1.0, 0.02)).after(seen(0.0), COST) == 100
+
+
+@pytest.mark.parametrize(
+    ("targets", "name"),
+    [((0.0, None), "target_ttft"), ((None, -1.0), "target_tpot"), ((None, 1e999), "target_tpot")],
+)
+def test_targets_are_times(targets: tuple[float | None, float | None], name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} takes seconds above 0"):
+        Targets(*targets)
