@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from typing import cast
+from unittest.mock import patch
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.policies.bfio import plan_kernel
 from router.core.policies.bfio.prompt_plan import PromptPlan
 from router.core.policies.prompts import EXCESS_STEPS
+from tests.support.uncompiled import uncompiled
+
+Kernel = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Kernel:
+    """The plan where numba is not installed."""
+    with uncompiled():
+        return cast(Kernel, import_module(plan_kernel.__name__).plan)
 
 
 @st.composite
@@ -20,29 +38,34 @@ def plans(draw: st.DrawFn) -> PromptPlan:
     return PromptPlan(
         work=np.round(1024.0 * sizes[:, None] * (1 - cached)),
         sizes=sizes,
+        slots=rng.integers(1, 3, requests),
         waited=1024.0 * rng.integers(0, 60, requests).astype(np.float64),
         pending=1024.0 * np.where(rng.random(workers) < 0.6, rng.integers(0, 60, workers), 0.0),
         loads=rng.integers(0, 5000, workers).astype(np.float64),
+        capacity=rng.integers(1, 9, workers),
         open_below=1024.0 * draw(st.sampled_from([1, 8, 64])),
         fits=rng.random((requests, workers)) < draw(st.sampled_from([0.7, 1.0])),
         barrier=draw(st.booleans()),
     )
 
 
-def one_by_one(plan: PromptPlan) -> set[tuple[int, int]]:
+def one_by_one(plan: PromptPlan) -> list[tuple[int, int]]:
     """The plan as it is described: the request of least cost, then the next."""
-    pending, loads, sent = plan.pending.copy(), plan.loads.copy(), set()
-    left = [row for row in range(len(plan.sizes)) if plan.fits[row].any()]
-    while left:
+    pending, loads, capacity = plan.pending.copy(), plan.loads.copy(), plan.capacity.copy()
+    fits, sent = plan.fits.copy(), []
+    left = list(range(len(plan.sizes)))
+    while left := [row for row in left if fits[row].any()]:
         after = loads + plan.sizes[left, None]
         if plan.barrier:
             after = np.maximum(0, after - loads.max())
         costs = pending + plan.work[left] + EXCESS_STEPS * after + 1e-6 * loads
-        costs[~plan.fits[left]] = np.inf
+        costs[~fits[left]] = np.inf
         at = int((costs.min(axis=1) - plan.waited[left]).argmin())
         row, worker = left.pop(at), int(costs[at].argmin())
         if pending[worker] < plan.open_below:
-            sent.add((row, worker))
+            sent.append((row, worker))
+            capacity[worker] -= plan.slots[row]
+            fits[:, worker] &= capacity[worker] > 0
         pending[worker] += plan.work[row, worker]
         loads[worker] += plan.sizes[row]
     return sent
@@ -50,7 +73,7 @@ def one_by_one(plan: PromptPlan) -> set[tuple[int, int]]:
 
 @given(plan=plans())
 def test_what_is_sent_is_sent_once_to_a_worker_that_is_open_and_fits(plan: PromptPlan) -> None:
-    sent = list(plan.sent())
+    sent = plan.sent()
     assert len({row for row, _ in sent}) == len(sent)
     pending = plan.pending.copy()
     for row, worker in sent:
@@ -72,32 +95,23 @@ def test_who_waits_waits_for_a_worker_that_is_busy(plan: PromptPlan) -> None:
 
 @given(plan=plans())
 def test_an_idle_group_computes_at_once(plan: PromptPlan) -> None:
-    idle = PromptPlan(
-        plan.work,
-        plan.sizes,
-        plan.waited,
-        np.zeros_like(plan.pending),
-        plan.loads,
-        plan.open_below,
-        plan.fits,
-        plan.barrier,
-    )
-    assert bool(list(idle.sent())) == bool(plan.fits.any())
+    idle = replace(plan, pending=np.zeros_like(plan.pending))
+    assert bool(idle.sent()) == bool(plan.fits.any())
 
 
 @given(plan=plans())
-def test_passes_give_what_one_by_one_gives(plan: PromptPlan) -> None:
-    """A pass is many steps; they agree where nothing is equal and the fullest load stays so."""
-    flat = np.full_like(plan.loads, 1e9)
-    flat[0] = 2e9
-    level = PromptPlan(
-        plan.work + np.random.default_rng(0).random(plan.work.shape),
-        plan.sizes,
-        plan.waited + np.arange(len(plan.sizes)) / 64,
-        plan.pending,
-        flat,
-        plan.open_below,
-        plan.fits,
-        barrier=True,
-    )
-    assert set(level.sent()) == one_by_one(level)
+def test_the_least_cost_goes_first_then_the_next(plan: PromptPlan) -> None:
+    assert plan.sent() == one_by_one(plan)
+
+
+@given(plan=plans())
+def test_compiled_or_not_it_is_the_same(plain: Kernel, plan: PromptPlan) -> None:
+    with patch.object(plan_kernel, "plan", plain):
+        slow = plan.sent()
+    assert plan.sent() == slow
+
+
+@given(plan=plans())
+def test_a_plan_is_left_as_it_was(plan: PromptPlan) -> None:
+    """It can be asked twice."""
+    assert plan.sent() == plan.sent()

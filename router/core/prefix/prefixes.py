@@ -73,7 +73,7 @@ class _Answer:
     stale: bool = False
     users: int = 0
     heirs: list[_Answer] = field(default_factory=list)
-    listed: Sequence[int] = ()
+    listed: array[int] = field(default_factory=lambda: array("q"))
     listed_for: Sequence[str] | None = None
 
 
@@ -181,23 +181,17 @@ class Prefixes:
             self._index.leave(teller.number)
             self._recount()
 
-    def hits(self, request: Request, worker_ids: Sequence[str]) -> Sequence[int]:
+    def hits(self, request: Request, worker_ids: Sequence[str]) -> array[int]:
         """Prompt tokens that these workers have cached: whole blocks, and never the last token.
 
-        The answer is kept until ``forget``. It is shared: do not change it.
+        The answer is kept until ``forget``. It is shared: do not change it. numpy makes a matrix of
+        such arrays at once, of lists slowly.
         """
         answer = self._answer(request)
         if answer.listed_for is not worker_ids:
-            answer.listed = answer.tokens[self._columns(worker_ids)].tolist()
+            answer.listed = array("q", answer.tokens[self._columns(worker_ids)].tobytes())
             answer.listed_for = worker_ids
         return answer.listed
-
-    def hits_matrix(self, requests: Sequence[Request], worker_ids: Sequence[str]) -> Tokens:
-        """``hits`` of several requests: shape (requests, workers)."""
-        if not requests:
-            return np.zeros((0, len(worker_ids)), np.int64)
-        answers = [self._answer(request).tokens for request in requests]
-        return np.concatenate(answers).reshape(len(requests), -1)[:, self._columns(worker_ids)]
 
     def forget(self, request_id: str) -> None:
         """The request waits no longer."""

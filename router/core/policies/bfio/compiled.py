@@ -29,6 +29,11 @@ def compiled(kernel: Kernel) -> Kernel:
     return _compile(kernel, **_LEAN)
 
 
+def compiled_arrays(kernel: Kernel) -> Kernel:
+    """The same for a kernel that makes arrays."""
+    return _compile(kernel, error_model="numpy")
+
+
 def inner(kernel: Kernel) -> Kernel:
     """Compile a kernel for calls from kernels only; a call from Python would crash."""
     return _compile(kernel, **_LEAN, **_INNER)

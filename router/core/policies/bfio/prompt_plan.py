@@ -14,7 +14,7 @@ wait for long ones and nobody waits for ever. The rule is our own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -26,9 +26,6 @@ from router.core.policies.prompts import EXCESS_STEPS
 from router.core.policies.room import Room
 from router.core.queue.tier import Tier
 from router.core.types import Assignment, WorkerView
-
-# Of two workers of equal cost the one with the smaller load, at a price that decides nothing else.
-_TIE = 1e-6
 
 # Candidates of a round, the oldest: as many, or as many for each open worker.
 _CANDIDATES, _CANDIDATES_EACH = 64, 2
@@ -42,16 +39,16 @@ def planned(
     open_ = sum([worker.pending_prompt_tokens < known.busy_from for worker in workers])
     left = list(islice(tier, max(_CANDIDATES, _CANDIDATES_EACH * open_)))
     while left:
-        plan = _plan(Tier.of(left), room, profile)
         refused = False
         sent = set()
-        for row, worker in plan.sent():
-            if room.capacity[worker] > 0 and room.fits(worker, left[row]):
+        for row, worker in _plan(Tier.of(left), room, profile).sent():
+            # The plan counts slots, and looks at memory for each request alone.
+            if room.fits(worker, left[row]):
                 room.place(worker, left[row])
                 sent.add(row)
             else:
                 refused = True
-        # Whom a worker has no room for, after all, may go to another.
+        # Whom a worker has no memory for, after all, may go to another.
         left = [request for row, request in enumerate(left) if row not in sent] if refused else []
     return room.assignments
 
@@ -70,11 +67,13 @@ def _plan(waiting: Tier, room: Room, profile: WorkProfile) -> PromptPlan:
     return PromptPlan(
         work,
         sizes,
+        waiting.slots,
         waited,
         pending=beta * np.array(room.pending, dtype=np.float64),
         loads=np.array(room.load_tokens, dtype=np.float64),
-        open_below=beta * known.busy_from,
+        capacity=np.array(room.capacity),
         fits=room.fit(waiting),
+        open_below=beta * known.busy_from,
         barrier=known.barrier,
     )
 
@@ -86,76 +85,47 @@ class PromptPlan:
     Attributes:
         work: shape (R, G), beta times the prompt tokens that each worker would compute of each.
         sizes: shape (R,), KV tokens that each request adds.
+        slots: shape (R,), that each takes; on a worker's last one it goes all the same.
         waited: shape (R,), time that each has waited.
         pending: shape (G,), beta times the prompt tokens that each worker has yet to compute.
         loads: shape (G,), KV tokens.
-        open_below: a worker with less pending is sent more.
+        capacity: shape (G,), free slots.
         fits: shape (R, G), whether a worker could take the request, with a slot and memory.
+        open_below: a worker with less pending is sent more.
         barrier: whether workers wait for each other; else each load costs its own worker alone.
     """
 
     work: Floats
     sizes: Ints
+    slots: Ints
     waited: Floats
     pending: Floats
     loads: Floats
-    open_below: float
+    capacity: Ints
     fits: Bools
+    open_below: float
     barrier: bool = True
 
-    def sent(self) -> Iterator[tuple[int, int]]:
-        """Requests to send now, and their workers, in the order of the plan.
+    def sent(self) -> Sequence[tuple[int, int]]:
+        """Requests to send now and their workers, in the order of the plan.
 
-        The request of least cost goes first, then the next, by costs with those before it. A pass
-        does many of these steps at once: until the first request that the ones before it send to
-        another worker.
+        The request of least cost goes first, then the next, by costs with those before it.
         """
-        pending, loads = self.pending.copy(), self.loads.copy()
-        left = np.flatnonzero(self.fits.any(axis=1))
-        best, least, other = self._best(left, pending, loads)
-        while len(left) and (pending < self.open_below).any():
-            order = np.lexsort((left, least - self.waited[left], best))
-            workers, requests = best[order], left[order]
-            work, waited = self.work[requests, workers], self.waited[requests]
-            first = np.concatenate(([True], workers[1:] != workers[:-1]))
-            before = _before(work, first)
-            here, elsewhere = least[order] + before, other[order]
-            # Whoever is better off elsewhere comes before those that are due later there.
-            moves = elsewhere < here
-            due = np.min(elsewhere[moves] - waited[moves], initial=np.inf)
-            taken = ~moves & (here - waited <= due)
-            ahead = pending[workers] + before
-            for at in np.flatnonzero(taken & (ahead < self.open_below)).tolist():
-                yield int(requests[at]), int(workers[at])
-            fullest = loads.max()
-            np.add.at(pending, workers[taken], work[taken])
-            np.add.at(loads, workers[taken], self.sizes[requests[taken]])
-            kept = np.ones(len(left), dtype=np.bool_)
-            kept[order[taken]] = False
-            left, best, least, other = left[kept], best[kept], least[kept], other[kept]
-            # Costs have risen on the workers that took somebody; on all others if loads lead less.
-            risen = np.full(len(loads), loads.max() != fullest)
-            risen[workers[taken]] = True
-            stale = risen[best]
-            best[stale], least[stale], other[stale] = self._best(left[stale], pending, loads)
+        from router.core.policies.bfio.plan_kernel import plan  # imports numba
 
-    def _best(self, rows: Ints, pending: Floats, loads: Floats) -> tuple[Ints, Floats, Floats]:
-        """Of these requests the worker of least cost, its cost, and the least of the others."""
-        costs = self.work[rows] + pending
-        after = self.sizes[rows, None] + (loads - loads.max() if self.barrier else loads)
-        costs += EXCESS_STEPS * np.maximum(0.0, after)
-        costs += _TIE * loads
-        costs[~self.fits[rows]] = np.inf
-        best = costs.argmin(axis=1)
-        every = np.arange(len(rows))
-        least = costs[every, best]
-        costs[every, best] = np.inf
-        return best, least, costs.min(axis=1, initial=np.inf)
-
-
-def _before(work: Floats, first: Bools) -> Floats:
-    """Sum of the work before each, since the last ``first``."""
-    total = np.cumsum(work) - work
-    starts = np.flatnonzero(first)
-    sums: Floats = total - np.repeat(total[starts], np.diff(np.append(starts, len(work))))
-    return sums
+        sent = np.empty((2, len(self.sizes)), np.int64)
+        count = plan(
+            self.work,
+            self.sizes.astype(np.float64),
+            self.slots,
+            self.waited,
+            self.pending.copy(),
+            self.loads.copy(),
+            self.capacity.copy(),
+            np.ascontiguousarray(self.fits),
+            float(self.open_below),
+            float(EXCESS_STEPS),
+            self.barrier,
+            sent,
+        )
+        return list(zip(*sent[:, :count].tolist(), strict=True))

@@ -62,7 +62,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> type[DiskCache]:
     return Disk
 
 
-@pytest.mark.parametrize("way", ["compiled", "inner", "inlined"])
+@pytest.mark.parametrize("way", ["compiled", "compiled_arrays", "inner", "inlined"])
 def test_compiled_code_is_kept_by_what_the_kernel_does(way: str, disk: type[DiskCache]) -> None:
     kernel = getattr(compiled, way)(doubled)
     assert kernel(4) == 8
@@ -106,7 +106,7 @@ def test_a_fingerprint_changes_with_a_kernel_that_is_called(
     assert digest(doubled) != before
 
 
-@pytest.mark.parametrize("way", ["compiled", "inner", "inlined"])
+@pytest.mark.parametrize("way", ["compiled", "compiled_arrays", "inner", "inlined"])
 def test_without_numba_a_kernel_stays_as_it_is(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "njit", None)
     assert getattr(compiled, way)(doubled) is doubled
