@@ -32,12 +32,15 @@ def router(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def test_it_answers_and_ends_by_itself(router: Server) -> None:
-    (answer,) = answered(router, ["What is the capital of France?"], max_tokens=100)
+    # Kernels for bfloat16 round differently by processor, so each token must lead clearly: here by
+    # 1.7 nats or more, against 0.1 in the answer to "What is the capital of France?".
+    question = "Complete the sentence: The capital of France is"
+    (answer,) = answered(router, [question], max_tokens=100)
     (choice,) = answer.choices
     assert re.search(r"\bcapital of France is .*Paris\b", choice.message.content)
     assert choice.finish_reason == "stop"
     # Three of the prompt's turns are the template's: system, user and assistant.
-    assert answer.usage.prompt_tokens == 37
+    assert answer.usage.prompt_tokens == 39
     assert answer.usage.completion_tokens < 30
 
 
