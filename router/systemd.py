@@ -61,7 +61,10 @@ def hold_hangups() -> None:
 
 
 def take_hangups() -> None:
-    """Deliver SIGHUP again, to the present handler; a held signal comes at once."""
+    """Deliver SIGHUP again, to the present handler; a held signal comes at once.
+
+    One that an older thread takes while a loop's handler is being added may come twice.
+    """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     if _held:
         _held.clear()

@@ -17,6 +17,8 @@ from router import systemd
 
 systemd.hold_hangups()
 os.kill(os.getpid(), signal.SIGHUP)
+ending.set()
+early.join()  # it takes the signal before it goes on; if it did so later, it might come twice
 times = []
 
 
@@ -33,7 +35,6 @@ async def main():
 
 
 asyncio.run(main())
-ending.set()
 print(len(times))
 """
 
