@@ -34,6 +34,7 @@ class _Account:
     Attributes:
         pending_j: joules not divided yet.
         span: work done since the last division.
+        epoch: its engine's start.
         covered: true if its meter counts that time.
         open: true if it has reported a step that others have not finished.
         step: last reported step, of a worker that steps alone.
@@ -42,6 +43,7 @@ class _Account:
 
     shares: RequestShares
     counter: EnergyCounter = field(default_factory=EnergyCounter)
+    epoch: str = ""
     time_s: float | None = None
     pending_j: float = 0.0
     span: Span = field(default_factory=Span)
@@ -66,6 +68,7 @@ class GroupEnergy:
         self._levels = levels
         self._accounts: dict[str, _Account] = {}
         self._shares: dict[str, RequestShares] = {}
+        self._left: dict[str, _Account] = {}  # of workers that may return
 
     @property
     def metered(self) -> bool:
@@ -86,6 +89,7 @@ class GroupEnergy:
         before. ``stepped``: the step is new.
         """
         account = self._account(worker_id)
+        self._returned(worker_id, account, snapshot)
         step_s = snapshot.step_s if stepped else 0.0
         gap_s = 0.0
         if idle and account.time_s is not None:
@@ -173,13 +177,24 @@ class GroupEnergy:
         Its requests keep their joules, since the worker may return.
         """
         account = self._accounts.pop(worker_id, None)
-        if account is not None and account.pending_j:
+        if account is None:
+            return
+        self._left[worker_id] = account
+        if account.pending_j:
             account.shares.pay(account.pending_j, account.span.step_s)
             self.joules += Joules(unknown_j=account.pending_j)
 
     def forget_worker(self, worker_id: str) -> None:
         self.leave(worker_id)
+        self._left.pop(worker_id, None)
         self._shares.pop(worker_id, None)
+
+    def _returned(self, worker_id: str, account: _Account, snapshot: Snapshot) -> None:
+        """What the same engine's meter has counted while nobody listened is unknown."""
+        left, account.epoch = self._left.pop(worker_id, None), snapshot.epoch
+        if left is not None and left.epoch == snapshot.epoch and left.counter.counting:
+            used_j = left.counter.since(snapshot.energy_j, snapshot.power_w, 0.0)
+            self.joules += Joules(unknown_j=used_j or 0.0)
 
     def _account(self, worker_id: str) -> _Account:
         account = self._accounts.get(worker_id)

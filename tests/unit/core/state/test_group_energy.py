@@ -262,3 +262,30 @@ def test_power_stands_in_for_a_counter_and_who_leaves_takes_nothing_along() -> N
     ledger.leave("b")
     ledger.leave("b")
     assert ledger.energy.joules.total_j == pytest.approx(150)
+
+
+def test_what_a_meter_counts_while_its_worker_is_away_is_unknown() -> None:
+    group = Group()
+    group.learn()
+    before, first = group.ledger.energy.joules, sum(group.counted.values())
+    group.ledger.leave("a")
+    group.use(5.0, a=300.0)
+    for _ in range(3):
+        group.step(2000, 1000)
+    after = group.ledger.energy.joules
+    assert after.total_j - before.total_j == pytest.approx(sum(group.counted.values()) - first)
+    missed_j = 300 * (5 + C + T_L * 2000)
+    assert after.unknown_j - before.unknown_j == pytest.approx(missed_j)
+
+
+def test_another_engine_in_its_place_has_a_meter_of_its_own() -> None:
+    group = Group()
+    group.learn()
+    group.ledger.leave("a")
+    before = group.ledger.energy.joules
+    group.counted["a"] += 1e9
+    message = msgspec.structs.replace(
+        said(group.steps + 1, 0.0, group.now_s, energy_j=group.counted["a"]), epoch="another"
+    )
+    group.ledger.report("a", StepShares(0, 0), message, EMPTY)
+    assert group.ledger.energy.joules == before
