@@ -1,7 +1,5 @@
 """``evenstep simulate chains``: policies and placements on chains of unequal servers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -12,8 +10,8 @@ from loadgen.chains.chains_results import compare
 from loadgen.chains.chains_table import chains_table
 from loadgen.chains.scenario import SCENARIOS, Scenario, scenario_of
 from loadgen.chains.work import Arrivals, Measured, Service
-from loadgen.run.options import command_of, same_named
-from loadgen.run.simulation_options import JsonFlag, flag, trace_flag
+from loadgen.run.options import command_of, flag, same_named
+from loadgen.run.simulation_options import JsonFlag, trace_flag
 from loadgen.traces.trace import load_trace
 from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError
@@ -23,92 +21,69 @@ from router.core.types import Dispatch
 
 _TRACE = "azure-conv"
 
-_Policy = Annotated[
-    str,
-    flag(
-        "--policy",
-        "One or several, compared on the same requests: "
-        f"{', '.join(name for name, row in POLICIES.items() if not row.looks_ahead)}.",
-        "P[,P]",
-    ),
-]
-_Scenario = Annotated[
-    str, flag("--scenario", f"Servers and model: {', '.join(SCENARIOS)}.", "NAME")
-]
-_Servers = Annotated[int | None, flag("--servers", "How many [the scenario's].", "J")]
-_FastShare = Annotated[
-    float | None, flag("--fast-share", "Share of them that is fast [the scenario's].", "ETA")
-]
-_Rate = Annotated[
-    float | None, flag("--rate", "Requests/s that blocks are placed for [the scenario's].", "R")
-]
-_Load = Annotated[
-    float | None,
-    flag("--load", "Requests come at this share of what all chains complete [at --rate].", "X"),
-]
-_TargetLoad = Annotated[
-    float, flag("--target-load", "Highest share of their rate that chains are planned for.", "RHO")
-]
-_Placement = Annotated[Blocks, flag("--placement", "Who places blocks.")]
-_Allocation = Annotated[
-    Allocation | None,
-    flag(
-        "--allocation",
-        "How memory becomes slots: chains that share servers, that do not, the fewest slots that "
-        "suffice (HiGHS), or no chains: each request finds its way [by the placement].",
-    ),
-]
-_Reserved = Annotated[
-    int | None,
-    flag("--reserved", "Slots kept free for each block [tuned; petals 2; bprr by the rate].", "C"),
-]
-_TuneBy = Annotated[
-    Criterion, flag("--tune-by", "What the reserved slots are tuned by, with gbp_cr.")
-]
-_Requests = Annotated[int, flag("--requests", "How many come, in each repeat.", "N")]
-_Warmup = Annotated[int, flag("--warmup", "Of these, left out of the averages.", "N")]
-_Repeats = Annotated[int, flag("--repeats", "With other requests, on the same servers.", "N")]
-_Seed = Annotated[int, flag("--seed", "Of servers, requests and random choices.", "S")]
-_Arrivals = Annotated[
-    Arrivals, flag("--arrivals", "Poisson, or a trace's gaps, stretched to the rate.")
-]
-_Service = Annotated[
-    Service, flag("--service", "Work: exponential, or by the lengths of a trace's requests.")
-]
-_Trace = Annotated[str | None, trace_flag(_TRACE)]
-_Dispatch = Annotated[
-    Dispatch,
-    flag(
-        "--dispatch",
-        "From one queue when a slot is free, or at once on arrival; of several policies, those "
-        "that cannot do that keep the one queue.",
-    ),
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ChainsOptions:
     """The command line of ``evenstep simulate chains``."""
 
-    policy: _Policy = "jffc"
-    scenario: _Scenario = "bloom176b"
-    servers: _Servers = None
-    fast_share: _FastShare = None
-    rate: _Rate = None
-    load: _Load = None
-    target_load: _TargetLoad = 0.7
-    placement: _Placement = Blocks.GBP_CR
-    allocation: _Allocation = None
-    reserved: _Reserved = None
-    tune_by: _TuneBy = Criterion.LOWER
-    requests: _Requests = 20_000
-    warmup: _Warmup = 2_000
-    repeats: _Repeats = 5
-    seed: _Seed = 0
-    arrivals: _Arrivals = Arrivals.POISSON
-    service: _Service = Service.EXPONENTIAL
-    trace: _Trace = None
-    dispatch: _Dispatch = Dispatch.POOL
+    policy: Annotated[
+        str,
+        flag(
+            "One or several, compared on the same requests: "
+            f"{', '.join(name for name, row in POLICIES.items() if not row.looks_ahead)}.",
+            "P[,P]",
+        ),
+    ] = "jffc"
+    scenario: Annotated[str, flag(f"Servers and model: {', '.join(SCENARIOS)}.", "NAME")] = (
+        "bloom176b"
+    )
+    servers: Annotated[int | None, flag("How many [the scenario's].", "J")] = None
+    fast_share: Annotated[
+        float | None, flag("Share of them that is fast [the scenario's].", "ETA")
+    ] = None
+    rate: Annotated[
+        float | None, flag("Requests/s that blocks are placed for [the scenario's].", "R")
+    ] = None
+    load: Annotated[
+        float | None,
+        flag("Requests come at this share of what all chains complete [at --rate].", "X"),
+    ] = None
+    target_load: Annotated[
+        float, flag("Highest share of their rate that chains are planned for.", "RHO")
+    ] = 0.7
+    placement: Annotated[Blocks, flag("Who places blocks.")] = Blocks.GBP_CR
+    allocation: Annotated[
+        Allocation | None,
+        flag(
+            "How memory becomes slots: chains that share servers, that do not, the fewest "
+            "slots that suffice (HiGHS), or no chains: each request finds its way [by the "
+            "placement]."
+        ),
+    ] = None
+    reserved: Annotated[
+        int | None, flag("Slots kept free for each block [tuned; petals 2; bprr by the rate].", "C")
+    ] = None
+    tune_by: Annotated[Criterion, flag("What the reserved slots are tuned by, with gbp_cr.")] = (
+        Criterion.LOWER
+    )
+    requests: Annotated[int, flag("How many come, in each repeat.", "N")] = 20_000
+    warmup: Annotated[int, flag("Of these, left out of the averages.", "N")] = 2_000
+    repeats: Annotated[int, flag("With other requests, on the same servers.", "N")] = 5
+    seed: Annotated[int, flag("Of servers, requests and random choices.", "S")] = 0
+    arrivals: Annotated[Arrivals, flag("Poisson, or a trace's gaps, stretched to the rate.")] = (
+        Arrivals.POISSON
+    )
+    service: Annotated[
+        Service, flag("Work: exponential, or by the lengths of a trace's requests.")
+    ] = Service.EXPONENTIAL
+    trace: Annotated[str | None, trace_flag(_TRACE)] = None
+    dispatch: Annotated[
+        Dispatch,
+        flag(
+            "From one queue when a slot is free, or at once on arrival; of several policies, those "
+            "that cannot do that keep the one queue."
+        ),
+    ] = Dispatch.POOL
     json_file: JsonFlag = None
 
     def config(self) -> ChainsConfig:

@@ -1,7 +1,5 @@
 """``evenstep demo``: policies side by side on emulated workers."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +30,7 @@ from loadgen.replay.workload import checked_time_scale
 from loadgen.report import browser
 from loadgen.report.load_pictures import Panel, draw_loads, draw_power, require_matplotlib
 from loadgen.run.child_processes import signals_as_interrupts
+from loadgen.run.options import flag
 from loadgen.traces.trace import Trace, load_trace
 from router.commands.json_output import STDOUT, writable, write_json
 from router.core.errors import ConfigError, InputError
@@ -45,24 +44,6 @@ PLOTTING_S = 5.0
 RUN_TIMEOUT_S = 600.0
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
-
-Policies = Annotated[
-    str, typer.Option(metavar="NAME,…", help="each in both forms of dispatch, bfio from the pool")
-]
-Out = Annotated[Path, typer.Option(metavar="DIR", help="summary.json, pictures, records, logs")]
-Requests = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="per run; default: as many as the time allows"),
-]
-TimeScale = Annotated[
-    float | None,
-    typer.Option(metavar="X", help="wall per engine second; default: what this machine needs"),
-]
-Seconds = Annotated[float, typer.Option(min=1, metavar="S", help="wall seconds for everything")]
-Seed = Annotated[int, typer.Option(metavar="S", help="of the sample and the prompts")]
-JsonFile = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="write the summary; - is stdout")
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +133,21 @@ class Demo:
 
 
 def demo(
-    policies: Policies = "jsq,least_tokens,bfio",
-    out: Out = Path("out/demo"),
-    requests: Requests = None,
-    time_scale: TimeScale = None,
-    seconds: Seconds = 172.0,
-    seed: Seed = 0,
-    json_file: JsonFile = None,
+    policies: Annotated[
+        str, flag("each in both forms of dispatch, bfio from the pool", "NAME,…")
+    ] = "jsq,least_tokens,bfio",
+    out: Annotated[Path, flag("summary.json, pictures, records, logs", "DIR")] = Path("out/demo"),
+    requests: Annotated[
+        int | None, flag("per run; default: as many as the time allows", "N", least=1)
+    ] = None,
+    time_scale: Annotated[
+        float | None, flag("wall per engine second; default: what this machine needs", "X")
+    ] = None,
+    seconds: Annotated[float, flag("wall seconds for everything", "S", least=1)] = 172.0,
+    seed: Annotated[int, flag("of the sample and the prompts", "S")] = 0,
+    json_file: Annotated[
+        str | None, flag("write the summary; - is stdout", "FILE", name="--json")
+    ] = None,
 ) -> None:
     """Compare policies on this machine, from nothing to a picture.
 

@@ -1,12 +1,9 @@
 """``evenstep diagnose``: does balancing matter on this cluster?"""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from loadgen.diagnose.analysis.before_after import compare
@@ -16,6 +13,7 @@ from loadgen.diagnose.diagnosis_table import diagnosis_table
 from loadgen.diagnose.recording_source import earlier_report, recording_from
 from loadgen.replay.workload import checked_time_scale
 from loadgen.report.origin import KEY, Engines, origin
+from loadgen.run.options import flag
 from loadgen.traces.recordings import load_recording
 from router.access.key_files import first_key
 from router.commands.json_output import STDOUT, json_option, write_json
@@ -27,64 +25,24 @@ CODE = ("loadgen/diagnose", "loadgen/simulator/decode", "router/core")
 _MINUTE_S = 60.0
 _LONGEST_S = 3600.0
 
-_Url = Annotated[
-    str | None,
-    typer.Option("--url", metavar="URL", help="Admin port of evenstep serve or observe."),
-]
-_KeyFile = Annotated[
-    str | None,
-    typer.Option("--key-file", metavar="FILE", help="With the key that the admin port wants."),
-]
-_File = Annotated[
-    Path | None,
-    typer.Option("--recording", metavar="FILE", help="In its place: what --record wrote."),
-]
-_Seconds = Annotated[
-    float | None,
-    typer.Option("--seconds", metavar="S", help="How long [60; of a file: all of it]."),
-]
-_Start = Annotated[
-    float, typer.Option("--start", metavar="S", help="Of a file: seconds left out first.")
-]
-_Group = Annotated[
-    str | None, typer.Option("--group", metavar="NAME", help="Which group [the busiest].")
-]
-_Price = Annotated[
-    float | None, typer.Option("--price", metavar="P", help="Of a kWh, in any currency.")
-]
-_Before = Annotated[
-    Path | None,
-    typer.Option(
-        "--before", metavar="FILE", help="--json of before a switch: prediction and measurement."
-    ),
-]
-_Policies = Annotated[
-    str | None,
-    typer.Option(
-        "--policies", metavar="NAME,…", help="To simulate, beside the one in force [all]."
-    ),
-]
-_TimeScale = Annotated[
-    float,
-    typer.Option("--time-scale", metavar="X", help="Wall per engine second, as in emulate."),
-]
-_Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the simulations.")]
-_Json = Annotated[str | None, json_option("Write the diagnosis; - is stdout.")]
-
 
 def diagnose(
-    url: _Url = None,
-    key_file: _KeyFile = None,
-    recording: _File = None,
-    seconds: _Seconds = None,
-    start: _Start = 0.0,
-    group: _Group = None,
-    price: _Price = None,
-    before: _Before = None,
-    policies: _Policies = None,
-    time_scale: _TimeScale = 1.0,
-    seed: _Seed = 0,
-    json_file: _Json = None,
+    url: Annotated[str | None, flag("Admin port of evenstep serve or observe.", "URL")] = None,
+    key_file: Annotated[str | None, flag("With the key that the admin port wants.", "FILE")] = None,
+    recording: Annotated[Path | None, flag("In its place: what --record wrote.", "FILE")] = None,
+    seconds: Annotated[float | None, flag("How long [60; of a file: all of it].", "S")] = None,
+    start: Annotated[float, flag("Of a file: seconds left out first.", "S")] = 0.0,
+    group: Annotated[str | None, flag("Which group [the busiest].", "NAME")] = None,
+    price: Annotated[float | None, flag("Of a kWh, in any currency.", "P")] = None,
+    before: Annotated[
+        Path | None, flag("--json of before a switch: prediction and measurement.", "FILE")
+    ] = None,
+    policies: Annotated[
+        str | None, flag("To simulate, beside the one in force [all].", "NAME,…")
+    ] = None,
+    time_scale: Annotated[float, flag("Wall per engine second, as in emulate.", "X")] = 1.0,
+    seed: Annotated[int, flag("Of the simulations.", "N", least=0)] = 0,
+    json_file: Annotated[str | None, json_option("Write the diagnosis; - is stdout.")] = None,
 ) -> None:
     """Say whether balancing matters on a cluster, what it would win, or why it would not.
 

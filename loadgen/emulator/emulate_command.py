@@ -1,14 +1,12 @@
 """``evenstep emulate``: run an emulated fleet until a signal stops it."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import signal
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -27,198 +25,129 @@ from loadgen.engine.prefill_settings import (
 )
 from loadgen.model.measured_step_time import load_step_time
 from loadgen.run.admission_options import parse_admission, told_warnings
-from loadgen.run.options import StepTimeFlag, command_of, same_named
+from loadgen.run.options import StepTimeFlag, command_of, flag, same_named
 from router.commands.json_output import STDOUT, json_option
 from router.core.errors import InputError
 from router.core.wire import is_local
-
-
-def _flag(name: str, help_text: str, metavar: str | None = None) -> Any:
-    return typer.Option(name, help=help_text, metavar=metavar)
-
-
-_Workers = Annotated[int, _flag("--workers", "Workers, one HTTP port each.", "G")]
-_Port = Annotated[int, _flag("--port", "Port of the first worker.", "FIRST")]
-_Slots = Annotated[int, _flag("--slots", "Requests that a worker runs at once.", "B")]
-_KvTokens = Annotated[int, _flag("--kv-tokens", "KV memory of a worker.", "N")]
-_MaxModelLen = Annotated[
-    int | None, _flag("--max-model-len", "Longest prompt plus output [KV memory].", "N")
-]
-_TimeScale = Annotated[
-    float, _flag("--time-scale", "Wall seconds per engine second; above 1 is slower.", "X")
-]
-_Barrier = Annotated[bool, _flag("--barrier/--no-barrier", "Workers step together, or each alone.")]
-_Speed = Annotated[str, _flag("--speed", "Relative speed: of each worker, or of all.", "1,1,.5")]
-_Model = Annotated[str, _flag("--model", "Name of the model served.", "NAME")]
-_Group = Annotated[str, _flag("--group", "Group of the workers.", "NAME")]
-_Seed = Annotated[int, _flag("--seed", "For texts, and lengths nobody gave.", "N")]
-_StreamInterval = Annotated[
-    int, _flag("--stream-interval", "Tokens per streamed event, as in vLLM.", "N")
-]
-_Record = Annotated[
-    Path | None, _flag("--record", "Write a row per step, .csv or .csv.gz.", "FILE")
-]
-_Answers = Annotated[
-    Path | None, _flag("--answers", "Write a line of JSON per answer: what was sent of it.", "FILE")
-]
-_ControlPort = Annotated[
-    int | None, _flag("--control-port", "Fault port [after the last worker's].", "N")
-]
-_SnapshotPort = Annotated[
-    int | None, _flag("--snapshot-port", "First of two per worker [after the fault port].", "N")
-]
-_Snapshots = Annotated[
-    bool, _flag("--snapshots/--no-snapshots", "Publish the state of every step.")
-]
-_PrefillWorkers = Annotated[
-    int, _flag("--prefill-workers", "Further workers that only prefill, each stepping alone.", "P")
-]
-_PrefillStepTime = Annotated[
-    str | None,
-    _flag(
-        "--prefill-step-time",
-        "Seconds: a prefill worker's step, and each prompt token that a step computes, also at "
-        f"workers whose --step-time has no t_p [{DEFAULT_PREFILL} with prefill workers; without "
-        "and with no t_p, prompts cost nothing].",
-        "C,t_p",
-    ),
-]
-_BatchTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--batch-tokens",
-        "--prefill-chunk",
-        help="Tokens that a step computes at most, prompts and decoding requests together [2048].",
-        metavar="N",
-    ),
-]
-_PrefillKvTokens = Annotated[
-    int | None, _flag("--prefill-kv-tokens", "KV memory of a prefill worker [--kv-tokens].", "N")
-]
-_TransferTime = Annotated[
-    str | None,
-    _flag(
-        "--kv-transfer-time",
-        f"Seconds: to fetch a request's KV, and per token of it [{DEFAULT_TRANSFER}].",
-        "L,t",
-    ),
-]
-_KvExpiry = Annotated[
-    float | None,
-    _flag(
-        "--kv-expiry",
-        "Engine seconds (times --time-scale on the clock) that KV stays which nobody fetches [30].",
-        "S",
-    ),
-]
-_KvLoadFailure = Annotated[
-    KvLoadFailure | None,
-    _flag("--kv-load-failure", "What happens to a prompt whose KV is gone, as in vLLM [fail]."),
-]
-_Admission = Annotated[
-    str | None,
-    _flag(
-        "--admission",
-        f"Who enters an engine: one of {', '.join(ADMISSIONS)}, or settings as the plug-in's, "
-        '{"policy": "headroom", "headroom": 0.1} [as vLLM by itself].',
-        "POLICY|JSON",
-    ),
-]
-_TimeWaits = Annotated[
-    bool,
-    typer.Option(
-        "--time-waits", help="Workers tell how long they waited for the others in each step."
-    ),
-]
-_PrefixCaching = Annotated[
-    bool,
-    _flag("--prefix-caching/--no-prefix-caching", "Compute no block of a prompt twice, as vLLM."),
-]
-_BlockTokens = Annotated[int, _flag("--block-tokens", "Tokens of a KV block.", "N")]
-_PromptBudget = Annotated[
-    int | None,
-    _flag("--prompt-budget", "Prompt tokens that a step computes at most [the batch's].", "N"),
-]
-_LongPrefill = Annotated[
-    int | None,
-    _flag(
-        "--long-prefill-token-threshold",
-        "Prompt tokens of one request that a step computes at most [no further bound].",
-        "N",
-    ),
-]
-_PrefillEvery = Annotated[
-    int,
-    _flag("--prefill-every", "Compute prompts in every Nth step, the same on all workers.", "N"),
-]
-_Speculate = Annotated[
-    str | None,
-    _flag(
-        "--speculate",
-        "Speculative decoding: drafts of a step, and the probability that each is accepted [off].",
-        "K,ACCEPT",
-    ),
-]
-_Window = Annotated[
-    str | None,
-    _flag(
-        "--window",
-        "Sliding window: tokens, and the share of the layers that keep no more, such as 1024,5/6 "
-        "[every layer keeps every token].",
-        "TOKENS[,SHARE]",
-    ),
-]
-_KvEventsPort = Annotated[
-    int | None,
-    _flag("--kv-events-port", "First port of KV events as vLLM's, one per worker [none].", "N"),
-]
-_Host = Annotated[
-    str, _flag("--host", "Address to listen on; state streams stay on 127.0.0.1.", "H")
-]
-_Json = Annotated[str | None, json_option("Write what was started as JSON, - for stdout.")]
 
 
 @dataclass(frozen=True, slots=True)
 class EmulateOptions:
     """Command line of ``evenstep emulate``."""
 
-    workers: _Workers = 4
-    port: _Port = 8100
-    slots: _Slots = 72
-    kv_tokens: _KvTokens = 400_000
-    max_model_len: _MaxModelLen = None
+    workers: Annotated[int, flag("Workers, one HTTP port each.", "G")] = 4
+    port: Annotated[int, flag("Port of the first worker.", "FIRST")] = 8100
+    slots: Annotated[int, flag("Requests that a worker runs at once.", "B")] = 72
+    kv_tokens: Annotated[int, flag("KV memory of a worker.", "N")] = 400_000
+    max_model_len: Annotated[int | None, flag("Longest prompt plus output [KV memory].", "N")] = (
+        None
+    )
     step_time: StepTimeFlag = "4.95e-3,9.5e-8"
-    time_scale: _TimeScale = 1.0
-    barrier: _Barrier = True
-    speed: _Speed = "1"
-    model: _Model = "emulated"
-    group: _Group = "default"
-    seed: _Seed = 0
-    stream_interval: _StreamInterval = 1
-    record: _Record = None
-    answers: _Answers = None
-    control_port: _ControlPort = None
-    snapshot_port: _SnapshotPort = None
-    snapshots: _Snapshots = True
-    prefill_workers: _PrefillWorkers = 0
-    prefill_step_time: _PrefillStepTime = None
-    batch_tokens: _BatchTokens = None
-    prefill_kv_tokens: _PrefillKvTokens = None
-    kv_transfer_time: _TransferTime = None
-    kv_expiry: _KvExpiry = None
-    kv_load_failure: _KvLoadFailure = None
-    admission: _Admission = None
-    time_waits: _TimeWaits = False
-    prefix_caching: _PrefixCaching = True
-    block_tokens: _BlockTokens = 16
-    prompt_budget: _PromptBudget = None
-    long_prefill_token_threshold: _LongPrefill = None
-    prefill_every: _PrefillEvery = 1
-    speculate: _Speculate = None
-    window: _Window = None
-    kv_events_port: _KvEventsPort = None
-    host: _Host = "127.0.0.1"
-    json: _Json = None
+    time_scale: Annotated[
+        float, flag("Wall seconds per engine second; above 1 is slower.", "X")
+    ] = 1.0
+    barrier: Annotated[bool, flag("Workers step together, or each alone.")] = True
+    speed: Annotated[str, flag("Relative speed: of each worker, or of all.", "1,1,.5")] = "1"
+    model: Annotated[str, flag("Name of the model served.", "NAME")] = "emulated"
+    group: Annotated[str, flag("Group of the workers.", "NAME")] = "default"
+    seed: Annotated[int, flag("For texts, and lengths nobody gave.", "N")] = 0
+    stream_interval: Annotated[int, flag("Tokens per streamed event, as in vLLM.", "N")] = 1
+    record: Annotated[Path | None, flag("Write a row per step, .csv or .csv.gz.", "FILE")] = None
+    answers: Annotated[
+        Path | None, flag("Write a line of JSON per answer: what was sent of it.", "FILE")
+    ] = None
+    control_port: Annotated[int | None, flag("Fault port [after the last worker's].", "N")] = None
+    snapshot_port: Annotated[
+        int | None, flag("First of two per worker [after the fault port].", "N")
+    ] = None
+    snapshots: Annotated[bool, flag("Publish the state of every step.")] = True
+    prefill_workers: Annotated[
+        int, flag("Further workers that only prefill, each stepping alone.", "P")
+    ] = 0
+    prefill_step_time: Annotated[
+        str | None,
+        flag(
+            "Seconds: a prefill worker's step, and each prompt token that a step computes, also at "
+            f"workers whose --step-time has no t_p [{DEFAULT_PREFILL} with prefill "
+            "workers; without and with no t_p, prompts cost nothing].",
+            "C,t_p",
+        ),
+    ] = None
+    batch_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-tokens",
+            "--prefill-chunk",
+            help="Tokens that a step computes at most, prompts and decoding requests "
+            "together [2048].",
+            metavar="N",
+        ),
+    ] = None
+    prefill_kv_tokens: Annotated[
+        int | None, flag("KV memory of a prefill worker [--kv-tokens].", "N")
+    ] = None
+    kv_transfer_time: Annotated[
+        str | None,
+        flag(f"Seconds: to fetch a request's KV, and per token of it [{DEFAULT_TRANSFER}].", "L,t"),
+    ] = None
+    kv_expiry: Annotated[
+        float | None,
+        flag(
+            "Engine seconds (times --time-scale on the clock) that KV stays which "
+            "nobody fetches [30].",
+            "S",
+        ),
+    ] = None
+    kv_load_failure: Annotated[
+        KvLoadFailure | None, flag("What happens to a prompt whose KV is gone, as in vLLM [fail].")
+    ] = None
+    admission: Annotated[
+        str | None,
+        flag(
+            f"Who enters an engine: one of {', '.join(ADMISSIONS)}, or settings as the plug-in's, "
+            '{"policy": "headroom", "headroom": 0.1} [as vLLM by itself].',
+            "POLICY|JSON",
+        ),
+    ] = None
+    time_waits: Annotated[
+        bool,
+        flag("Workers tell how long they waited for the others in each step.", name="--time-waits"),
+    ] = False
+    prefix_caching: Annotated[bool, flag("Compute no block of a prompt twice, as vLLM.")] = True
+    block_tokens: Annotated[int, flag("Tokens of a KV block.", "N")] = 16
+    prompt_budget: Annotated[
+        int | None, flag("Prompt tokens that a step computes at most [the batch's].", "N")
+    ] = None
+    long_prefill_token_threshold: Annotated[
+        int | None,
+        flag("Prompt tokens of one request that a step computes at most [no further bound].", "N"),
+    ] = None
+    prefill_every: Annotated[
+        int, flag("Compute prompts in every Nth step, the same on all workers.", "N")
+    ] = 1
+    speculate: Annotated[
+        str | None,
+        flag(
+            "Speculative decoding: drafts of a step, and the probability that each is "
+            "accepted [off].",
+            "K,ACCEPT",
+        ),
+    ] = None
+    window: Annotated[
+        str | None,
+        flag(
+            "Sliding window: tokens, and the share of the layers that keep no more, "
+            "such as 1024,5/6 [every layer keeps every token].",
+            "TOKENS[,SHARE]",
+        ),
+    ] = None
+    kv_events_port: Annotated[
+        int | None, flag("First port of KV events as vLLM's, one per worker [none].", "N")
+    ] = None
+    host: Annotated[str, flag("Address to listen on; state streams stay on 127.0.0.1.", "H")] = (
+        "127.0.0.1"
+    )
+    json: Annotated[str | None, json_option("Write what was started as JSON, - for stdout.")] = None
 
     def settings(self) -> EmulatorSettings:
         """Build the fleet's settings from the options.

@@ -1,11 +1,8 @@
 """``evenstep figures``: run the studies, write tables, pictures and one JSON."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from loadgen.figures.figures_document import (
@@ -24,25 +21,20 @@ from loadgen.figures.samples import Outcomes
 from loadgen.figures.studies import STUDIES
 from loadgen.report.load_pictures import require_matplotlib
 from loadgen.run.child_processes import signals_as_interrupts
+from loadgen.run.options import flag
 from router.core.errors import ConfigError, InputError
-
-_Out = Annotated[Path, typer.Option(metavar="DIR", help="Takes tables, pictures and the JSON.")]
-_Runs = Annotated[Path, typer.Option(metavar="DIR", help="Takes each finished run, found again.")]
-_Only = Annotated[
-    str, typer.Option(metavar="NAME,…", help=f"Of {', '.join(STUDIES)}; empty: all of them.")
-]
-_Processes = Annotated[int, typer.Option(min=1, metavar="N", help="Runs at a time.")]
-_Quick = Annotated[
-    bool, typer.Option("--quick", help="Few steps and seeds: shows that it works, no figures.")
-]
 
 
 def figures(
-    out: _Out = Path("out/figures"),
-    runs: _Runs = Path("out/figures/runs"),
-    only: _Only = "",
-    processes: _Processes = 2,
-    quick: _Quick = False,
+    out: Annotated[Path, flag("Takes tables, pictures and the JSON.", "DIR")] = Path("out/figures"),
+    runs: Annotated[Path, flag("Takes each finished run, found again.", "DIR")] = Path(
+        "out/figures/runs"
+    ),
+    only: Annotated[str, flag(f"Of {', '.join(STUDIES)}; empty: all of them.", "NAME,…")] = "",
+    processes: Annotated[int, flag("Runs at a time.", "N", least=1)] = 2,
+    quick: Annotated[
+        bool, flag("Few steps and seeds: shows that it works, no figures.", name="--quick")
+    ] = False,
 ) -> None:
     """Simulate the paper's experiments and this project's own; finished runs are not repeated."""
     names = _chosen(only)

@@ -1,7 +1,5 @@
 """``evenstep fluid``: what one engine sustains by the fluid model, and thresholds for it."""
 
-from __future__ import annotations
-
 from dataclasses import astuple, dataclass
 from typing import Annotated
 
@@ -13,8 +11,8 @@ from engine_patches.admission.theory.thresholds import Thresholds
 from loadgen.fluid.fluid_answer import Question, answered, report
 from loadgen.fluid.fluid_table import answer_table
 from loadgen.model.measured_step_time import load_step_time
-from loadgen.run.options import StepTimeFlag, command_of
-from loadgen.run.simulation_options import JsonFlag, flag
+from loadgen.run.options import StepTimeFlag, command_of, flag
+from loadgen.run.simulation_options import JsonFlag
 from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError
 from router.core.step_time import numbers
@@ -27,66 +25,48 @@ _MAX_STEP_S = 1e9
 _MAX_TOKENS = 10**12
 _SEGMENTS = (1, 2, 5, 10, 20, 50)
 
-_Rates = Annotated[
-    list[str],
-    flag(
-        "--rates", "Requests per second of each type; given again: of another period, (15).", "R,…"
-    ),
-]
-_Lengths = Annotated[
-    str,
-    flag(
-        "--lengths",
-        "Of each type: prompt tokens, and decode steps after the prompt's own (l'; an engine "
-        "returns one token more). A-B: one type for each l' there, with equal shares of the rate.",
-        "IN:OUT,…",
-    ),
-]
-_TotalRate = Annotated[
-    float | None, flag("--total-rate", "Scale the rates to this sum [as they are].", "R")
-]
-_Capacity = Annotated[
-    int | None,
-    typer.Option(
-        "--kv-tokens",
-        "--capacity",
-        help="KV memory C of the engine.",
-        metavar="N",
-        min=1,
-        max=_MAX_TOKENS,
-    ),
-]
-_Thresholds = Annotated[
-    str | None, flag("--thresholds", "Check these of WAIT, one for each type.", "n,…")
-]
-_NestedThresholds = Annotated[
-    str | None,
-    flag("--nested-thresholds", "Check these of Nested WAIT, one for each segment.", "n,…"),
-]
-_Segments = Annotated[
-    str | None,
-    flag("--segments", "Numbers of segments to compare [up to one for each length].", "L,…"),
-]
-_Steps = Annotated[float, flag("--steps", "Steps over which buffers are to be enough.", "B")]
-_Delta = Annotated[
-    float, flag("--delta", "Probability with which they may not be, in all.", "DELTA")
-]
-
 
 @dataclass(frozen=True, slots=True)
 class FluidOptions:
     """The command line of ``evenstep fluid``."""
 
-    rates: _Rates
-    lengths: _Lengths
-    total_rate: _TotalRate = None
+    rates: Annotated[
+        list[str],
+        flag("Requests per second of each type; given again: of another period, (15).", "R,…"),
+    ]
+    lengths: Annotated[
+        str,
+        flag(
+            "Of each type: prompt tokens, and decode steps after the prompt's own (l'; an engine "
+            "returns one token more). A-B: one type for each l' there, with equal "
+            "shares of the rate.",
+            "IN:OUT,…",
+        ),
+    ]
+    total_rate: Annotated[float | None, flag("Scale the rates to this sum [as they are].", "R")] = (
+        None
+    )
     step_time: StepTimeFlag = "4.95e-3,9.5e-8"
-    capacity: _Capacity = None
-    thresholds: _Thresholds = None
-    nested_thresholds: _NestedThresholds = None
-    segments: _Segments = None
-    steps: _Steps = 1e6
-    delta: _Delta = 1e-3
+    capacity: Annotated[
+        int | None,
+        typer.Option(
+            "--kv-tokens",
+            "--capacity",
+            help="KV memory C of the engine.",
+            metavar="N",
+            min=1,
+            max=_MAX_TOKENS,
+        ),
+    ] = None
+    thresholds: Annotated[str | None, flag("Check these of WAIT, one for each type.", "n,…")] = None
+    nested_thresholds: Annotated[
+        str | None, flag("Check these of Nested WAIT, one for each segment.", "n,…")
+    ] = None
+    segments: Annotated[
+        str | None, flag("Numbers of segments to compare [up to one for each length].", "L,…")
+    ] = None
+    steps: Annotated[float, flag("Steps over which buffers are to be enough.", "B")] = 1e6
+    delta: Annotated[float, flag("Probability with which they may not be, in all.", "DELTA")] = 1e-3
     json_file: JsonFlag = None
 
     def question(self) -> Question:

@@ -1,7 +1,5 @@
 """``evenstep plan``: GPUs become chains, ``vllm serve`` commands and a router's settings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -21,8 +19,8 @@ from loadgen.planner.remedies import remedies
 from loadgen.planner.router_config import router_config
 from loadgen.planner.times import Footing, Lengths
 from loadgen.planner.vllm import engines, script
-from loadgen.run.options import command_of
-from loadgen.run.simulation_options import JsonFlag, flag
+from loadgen.run.options import command_of, flag
+from loadgen.run.simulation_options import JsonFlag
 from loadgen.traces.trace import BUNDLED, load_trace
 from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError, InputError, PlacementError
@@ -44,15 +42,12 @@ class PlanOptions:
 
     config: Annotated[
         Path,
-        flag(
-            "--config", "Servers, model, lengths (TOML); deploy/plan/servers.toml is one.", "FILE"
-        ),
+        flag("Servers, model, lengths (TOML); deploy/plan/servers.toml is one.", "FILE"),
     ]
-    rate: Annotated[float, flag("--rate", "Requests per second that arrive.", "R")]
+    rate: Annotated[float, flag("Requests per second that arrive.", "R")]
     trace: Annotated[
         str | None,
         flag(
-            "--trace",
             f"Mean lengths from a trace, or a bundled one: {', '.join(BUNDLED)} [as the TOML "
             "says].",
             "FILE",
@@ -60,7 +55,7 @@ class PlanOptions:
     ] = None
     out: Annotated[
         Path | None,
-        flag("--out", "Write commands, the router's configuration and a picture there.", "DIR"),
+        flag("Write commands, the router's configuration and a picture there.", "DIR"),
     ] = None
     json_file: JsonFlag = None
     list_gpus: Annotated[

@@ -1,7 +1,5 @@
 """``evenstep replay``: send a trace to a router or an engine, measured at the client."""
 
-from __future__ import annotations
-
 import asyncio
 import platform
 import shlex
@@ -25,6 +23,7 @@ from loadgen.replay.replay_table import replay_table
 from loadgen.replay.replayer import Replayer, Target, get_json
 from loadgen.replay.router_counters import Scrapes, cluster_report
 from loadgen.replay.workload import Arrivals, Workload, checked_time_scale, plan
+from loadgen.run.options import command_of, flag, same_named
 from loadgen.traces.trace import BUNDLED, Trace, load_trace
 from router.access.key_files import first_key
 from router.commands.json_output import STDOUT, json_option, write_json
@@ -33,46 +32,6 @@ from router.engines.http_client import HttpClient
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
-
-Url = Annotated[
-    str, typer.Option(metavar="URL", help="base URL of a router or an OpenAI-compatible engine")
-]
-TraceFile = Annotated[
-    str, typer.Option(metavar="FILE", help=f"trace file, or a bundled one: {', '.join(BUNDLED)}")
-]
-ArrivalsText = Annotated[
-    str,
-    typer.Option(
-        metavar="closed:N|poisson:RATE|trace",
-        help="N clients that wait for answers; a rate per engine second; the trace's own times",
-    ),
-]
-Requests = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="how many; default: the trace's number")
-]
-Seed = Annotated[int, typer.Option(metavar="S", help="of sample, arrival times and prompts")]
-MaxTokens = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="CAP", help="of every request; default: the trace's longest"),
-]
-Model = Annotated[str | None, typer.Option(metavar="NAME", help="default: the first of /v1/models")]
-TimeScale = Annotated[
-    float, typer.Option(metavar="X", help="wall seconds per engine second, as in emulate")
-]
-Warmup = Annotated[
-    float, typer.Option(min=0, max=0.9, metavar="F", help="fraction that completes at first")
-]
-Goodput = Annotated[
-    str | None, typer.Option(metavar="ttft:MS,tpot:MS,e2el:MS", help="bounds of a good request")
-]
-Reveal = Annotated[
-    bool,
-    typer.Option("--reveal-lengths", help="max_tokens is the length, for engines that need that"),
-]
-KeyFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="file with the server's API key")
-]
-JsonFile = Annotated[str | None, json_option("write the report; - is stdout")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,47 +51,79 @@ class ReplaySettings:
     reveal_lengths: bool
 
 
-def replay(
-    url: Url = "http://127.0.0.1:8000",
-    trace: TraceFile = "burstgpt",
-    arrivals: ArrivalsText = "closed:64",
-    requests: Requests = None,
-    seed: Seed = 0,
-    max_tokens: MaxTokens = None,
-    model: Model = None,
-    time_scale: TimeScale = 1.0,
-    warmup: Warmup = 0.1,
-    goodput: Goodput = None,
-    reveal_lengths: Reveal = False,
-    api_key_file: KeyFile = None,
-    json_file: JsonFile = None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """Command line of ``evenstep replay``."""
+
+    url: Annotated[str, flag("base URL of a router or an OpenAI-compatible engine", "URL")] = (
+        "http://127.0.0.1:8000"
+    )
+    trace: Annotated[str, flag(f"trace file, or a bundled one: {', '.join(BUNDLED)}", "FILE")] = (
+        "burstgpt"
+    )
+    arrivals: Annotated[
+        str,
+        flag(
+            "N clients that wait for answers; a rate per engine second; the trace's own times",
+            "closed:N|poisson:RATE|trace",
+        ),
+    ] = "closed:64"
+    requests: Annotated[int | None, flag("how many; default: the trace's number", "N", least=1)] = (
+        None
+    )
+    seed: Annotated[int, flag("of sample, arrival times and prompts", "S")] = 0
+    max_tokens: Annotated[
+        int | None, flag("of every request; default: the trace's longest", "CAP", least=1)
+    ] = None
+    model: Annotated[str | None, flag("default: the first of /v1/models", "NAME")] = None
+    time_scale: Annotated[float, flag("wall seconds per engine second, as in emulate", "X")] = 1.0
+    warmup: Annotated[
+        float, typer.Option(min=0, max=0.9, metavar="F", help="fraction that completes at first")
+    ] = 0.1
+    goodput: Annotated[str | None, flag("bounds of a good request", "ttft:MS,tpot:MS,e2el:MS")] = (
+        None
+    )
+    reveal_lengths: Annotated[
+        bool, flag("max_tokens is the length, for engines that need that", name="--reveal-lengths")
+    ] = False
+    api_key_file: Annotated[Path | None, flag("file with the server's API key", "FILE")] = None
+    json_file: Annotated[str | None, json_option("write the report; - is stdout")] = None
+
+    def settings(self) -> ReplaySettings:
+        """Check the options and load what they name.
+
+        Raises:
+            ConfigError: invalid option; named in the message.
+            InputError: no such trace or key file.
+        """
+        loaded = load_trace(self.trace)
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"--url: {self.url!r} is no base URL; write http://HOST:PORT")
+        headers: tuple[tuple[bytes, bytes], ...] = ()
+        if self.api_key_file is not None:
+            headers = ((b"authorization", b"Bearer " + first_key(str(self.api_key_file)).encode()),)
+        return ReplaySettings(
+            **same_named(self, ReplaySettings)
+            | {
+                "target": Target(self.url.rstrip("/").removesuffix("/v1"), headers),
+                "trace": loaded,
+                "arrivals": Arrivals.parse(self.arrivals),
+                "cap_tokens": self.max_tokens or loaded.max_output_tokens,
+                "time_scale": checked_time_scale(self.time_scale),
+                "goodput_ms": parse_goodput(self.goodput),
+            }
+        )
+
+
+@command_of(ReplayOptions)
+def replay(options: ReplayOptions) -> None:
     """Send the requests of a trace to a router or an engine, and measure.
 
     Times are engine seconds: wall seconds divided by the time scale. Exit 1 if a request failed.
     """
-    loaded = load_trace(trace)
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--url: {url!r} is no base URL; write http://HOST:PORT")
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    if api_key_file is not None:
-        headers = ((b"authorization", b"Bearer " + first_key(str(api_key_file)).encode()),)
-    settings = ReplaySettings(
-        target=Target(url.rstrip("/").removesuffix("/v1"), headers),
-        trace=loaded,
-        arrivals=Arrivals.parse(arrivals),
-        requests=requests,
-        seed=seed,
-        cap_tokens=max_tokens or loaded.max_output_tokens,
-        model=model,
-        time_scale=checked_time_scale(time_scale),
-        warmup=warmup,
-        goodput_ms=parse_goodput(goodput),
-        reveal_lengths=reveal_lengths,
-    )
-    report = uvloop.run(_measure(settings))
-    Console(stderr=json_file == STDOUT).print(replay_table(report))
-    write_json(report, json_file)
+    report = uvloop.run(_measure(options.settings()))
+    Console(stderr=options.json_file == STDOUT).print(replay_table(report))
+    write_json(report, options.json_file)
     if report["interrupted"]:
         raise typer.Exit(EXIT_INTERRUPTED)
     if report["completed"] != report["num_prompts"]:

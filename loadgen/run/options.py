@@ -1,7 +1,5 @@
 """Commands whose options are the fields of a dataclass with typer's annotations."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import fields
@@ -12,6 +10,13 @@ import typer
 
 Command = Callable[..., None]
 Options = TypeVar("Options")
+
+
+def flag(
+    help_text: str, metavar: str | None = None, least: float | None = None, name: str | None = None
+) -> Any:
+    """An option: its help, the name of its value, its minimum, and its name if not the field's."""
+    return typer.Option(*filter(None, [name]), help=help_text, metavar=metavar, min=least)
 
 
 def step_time_option(default: str = "") -> Any:
@@ -42,7 +47,7 @@ def command_of(options: type[Options]) -> Callable[[Callable[[Options], None]], 
             function(options(**given))
 
         command.__signature__ = inspect.signature(  # type: ignore[attr-defined]
-            options, eval_str=True
+            options
         )
         return command
 

@@ -1,11 +1,8 @@
 """Options that the simulating commands share."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
-import typer
-
+from loadgen.run.options import flag
 from loadgen.simulator.decode.length_sources import LAWS, LawLengths, LengthSource, TraceLengths
 from loadgen.traces.trace import BUNDLED, load_trace
 from router.commands.json_output import json_option
@@ -14,27 +11,18 @@ from router.core.errors import ConfigError
 _LAW_FORMS = ", ".join(f"{law}:{form}" for law, (_, _, form) in LAWS.items())
 
 
-def flag(name: str, help_text: str, metavar: str | None = None, least: float | None = None) -> Any:
-    """An option with its help, the name of its value and its minimum."""
-    return typer.Option(name, help=help_text, metavar=metavar, min=least)
-
-
 def trace_flag(default: str) -> Any:
     """``--trace``, with the trace that its command takes without it."""
-    return flag(
-        "--trace", f"Trace file, or a bundled one: {', '.join(BUNDLED)} [{default}].", "FILE"
-    )
+    return flag(f"Trace file, or a bundled one: {', '.join(BUNDLED)} [{default}].", "FILE")
 
 
 TraceFlag = Annotated[str | None, trace_flag("burstgpt")]
-LengthsFlag = Annotated[
-    str | None, flag("--lengths", f"In place of a trace: {_LAW_FORMS}.", "LAW:IN,OUT")
-]
-WorkersFlag = Annotated[int, flag("--workers", "Workers that step together.", "G")]
-SlotsFlag = Annotated[int, flag("--slots", "Requests that a worker runs at once.", "B")]
+LengthsFlag = Annotated[str | None, flag(f"In place of a trace: {_LAW_FORMS}.", "LAW:IN,OUT")]
+WorkersFlag = Annotated[int, flag("Workers that step together.", "G")]
+SlotsFlag = Annotated[int, flag("Requests that a worker runs at once.", "B")]
 LookaheadFlag = Annotated[
     str,
-    flag("--lookahead", "What is known of coming ends.", "auto|none|cap|survival|oracle|miss:P"),
+    flag("What is known of coming ends.", "auto|none|cap|survival|oracle|miss:P"),
 ]
 JsonFlag = Annotated[str | None, json_option("Write the result; - is stdout.")]
 

@@ -1,7 +1,5 @@
 """``evenstep bounds``: response times of jffc on workers of unequal speed."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated
 
@@ -17,17 +15,17 @@ _MAX_SLOTS = 1_000_000
 _LIMITS = (1e-9, 1e9)
 _LONGEST = 100
 
-ServiceRates = Annotated[
-    str,
-    typer.Option(metavar="R,…", help="requests per second that one slot of each chain completes"),
-]
-Slots = Annotated[str, typer.Option(metavar="N,…", help="requests that each chain has at once")]
-Rate = Annotated[float, typer.Option(metavar="R", help="requests per second that arrive")]
-JsonFile = Annotated[str | None, json_option("write the result; - is stdout")]
-
 
 def bounds(
-    service_rates: ServiceRates, slots: Slots, rate: Rate, json_file: JsonFile = None
+    service_rates: Annotated[
+        str,
+        typer.Option(
+            metavar="R,…", help="requests per second that one slot of each chain completes"
+        ),
+    ],
+    slots: Annotated[str, typer.Option(metavar="N,…", help="requests that each chain has at once")],
+    rate: Annotated[float, typer.Option(metavar="R", help="requests per second that arrive")],
+    json_file: Annotated[str | None, json_option("write the result; - is stdout")] = None,
 ) -> None:
     """Mean response time of jffc, waiting included: bounds, and the exact value of small cases.
 

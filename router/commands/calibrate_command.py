@@ -1,7 +1,5 @@
 """``evenstep calibrate``: power levels fitted to the workers' measured energy."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
@@ -24,17 +22,16 @@ _MENDS = {
     "computing": "have requests running",
 }
 
-Url = Annotated[
-    str, typer.Option("--url", metavar="URL", help="URL of the router, or of evenstep observe")
-]
-GroupName = Annotated[
-    str | None,
-    typer.Option("--group", metavar="NAME", help="workers' group, if there are several"),
-]
-JsonFile = Annotated[str | None, json_option("write levels and seconds; - is stdout")]
 
-
-def calibrate(url: Url, group: GroupName = None, json_file: JsonFile = None) -> None:
+def calibrate(
+    url: Annotated[
+        str, typer.Option(metavar="URL", help="URL of the router, or of evenstep observe")
+    ],
+    group: Annotated[
+        str | None, typer.Option(metavar="NAME", help="workers' group, if there are several")
+    ] = None,
+    json_file: Annotated[str | None, json_option("write levels and seconds; - is stdout")] = None,
+) -> None:
     """Print --power-levels, fitted to the workers' measured energy.
 
     A router fits them to all steps since its start. Let its workers rest for some seconds, then

@@ -1,7 +1,5 @@
 """``evenstep keygen``: keys for state streams that leave the machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -11,14 +9,14 @@ from router.commands.json_output import STDOUT, json_option, write_json
 from router.core.errors import InputError
 from router.engines.curve_keys import read_key_pair, write_key_pair
 
-KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="file of the key pair")]
-Public = Annotated[
-    bool, typer.Option("--public", help="print the public key of an existing FILE; make none")
-]
-JsonFile = Annotated[str | None, json_option("write the public key; - is stdout")]
 
-
-def keygen(file: KeyFile, public_only: Public = False, json_file: JsonFile = None) -> None:
+def keygen(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="file of the key pair")],
+    public_only: Annotated[
+        bool, typer.Option("--public", help="print the public key of an existing FILE; make none")
+    ] = False,
+    json_file: Annotated[str | None, json_option("write the public key; - is stdout")] = None,
+) -> None:
     """Make a CURVE key pair in a file that only its owner can read, and print the public key.
 
     In an engine's configuration, secret_key_file is its file and allowed_keys has the router's

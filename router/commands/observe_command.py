@@ -1,7 +1,5 @@
 """``evenstep observe``: measures imbalance under live traffic, without routing."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import signal
@@ -37,20 +35,20 @@ _SOURCES = {
     "both": "as engines have timed it, else modelled",
 }
 
-Seconds = Annotated[
-    float | None, typer.Option(min=0.1, metavar="S", help="How long; unset: until Ctrl-C.")
-]
-Every = Annotated[float, typer.Option(min=0.1, metavar="S", help="Time between two lines.")]
-JsonFile = Annotated[str | None, json_option("Write the report at the end; - is stdout.")]
-
 
 def observe(
     context: typer.Context,
     *,
     config: ConfigFile = None,
-    seconds: Seconds = None,
-    every: Every = 5.0,
-    json_file: JsonFile = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.1, metavar="S", help="How long; unset: until Ctrl-C.")
+    ] = None,
+    every: Annotated[
+        float, typer.Option(min=0.1, metavar="S", help="Time between two lines.")
+    ] = 5.0,
+    json_file: Annotated[
+        str | None, json_option("Write the report at the end; - is stdout.")
+    ] = None,
     **_: object,
 ) -> None:
     """Measure what the barrier costs while another system balances; nothing is routed.

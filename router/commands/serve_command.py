@@ -1,7 +1,5 @@
 """``evenstep serve``: reads the settings from all sources and starts the server."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from typing import Annotated
@@ -12,16 +10,14 @@ from router import systemd
 from router.config.flags import ConfigFile, given_settings, read_settings, usable, with_flags
 from router.config.setting_sources import to_toml
 
-PrintConfig = Annotated[
-    bool, typer.Option("--print-config", help="Print the settings as TOML and exit.")
-]
-
 
 def serve(
     context: typer.Context,
     *,
     config: ConfigFile = None,
-    print_config: PrintConfig = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the settings as TOML and exit.")
+    ] = False,
     **_: object,
 ) -> None:
     """Route requests to workers so that their KV loads stay even.

@@ -22,25 +22,22 @@ from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, solve
 if TYPE_CHECKING:
     from router.core.policies.bfio.exact import ExactSolution
 
-InstanceFile = Annotated[
-    str, typer.Argument(metavar="INSTANCE.json", help="the decision's loads, candidates and room")
-]
-Exact = Annotated[
-    bool, typer.Option("--exact", help="prove the optimum with HiGHS; without the tie weight")
-]
-Moves = Annotated[
-    int, typer.Option(min=0, max=10**12, metavar="N", help="budget of the router's own solver")
-]
-TimeLimit = Annotated[float, typer.Option(min=0, metavar="S", help="seconds that HiGHS may take")]
-JsonFile = Annotated[str | None, json_option("write the result; - is stdout")]
-
 
 def solve_file(
-    file: InstanceFile,
-    exact: Exact = False,
-    moves: Moves = DEFAULT_MOVES,
-    time_limit: TimeLimit = 60.0,
-    json_file: JsonFile = None,
+    file: Annotated[
+        str,
+        typer.Argument(metavar="INSTANCE.json", help="the decision's loads, candidates and room"),
+    ],
+    exact: Annotated[
+        bool, typer.Option("--exact", help="prove the optimum with HiGHS; without the tie weight")
+    ] = False,
+    moves: Annotated[
+        int, typer.Option(min=0, max=10**12, metavar="N", help="budget of the router's own solver")
+    ] = DEFAULT_MOVES,
+    time_limit: Annotated[
+        float, typer.Option(min=0, metavar="S", help="seconds that HiGHS may take")
+    ] = 60.0,
+    json_file: Annotated[str | None, json_option("write the result; - is stdout")] = None,
 ) -> None:
     """Assign the waiting requests of a file to workers, as bfio does.
 

@@ -1,7 +1,5 @@
 """``evenstep workers``: lists and changes a running router's workers by its admin port."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
@@ -45,7 +43,6 @@ KeyFile = Annotated[
     ),
 ]
 JsonFile = Annotated[str | None, json_option("Write the router's answer; - is stdout.")]
-Spec = Annotated[str, typer.Argument(metavar="SPEC", help="URL[,key=value]..., as in --worker.")]
 WorkerId = Annotated[str, typer.Argument(metavar="ID", help="The worker's id, as list shows it.")]
 Wait = Annotated[
     float,
@@ -56,13 +53,6 @@ Wait = Annotated[
         help="Longest wait until no request is left on the worker.",
     ),
 ]
-Drain = Annotated[
-    bool, typer.Option("--drain", help="First let the worker end the requests that it has.")
-]
-Force = Annotated[
-    bool,
-    typer.Option("--force", help="End its requests now: unanswered ones begin again elsewhere."),
-]
 
 
 def list_workers(url: Url, key_file: KeyFile = None, json_file: JsonFile = None) -> None:
@@ -70,7 +60,14 @@ def list_workers(url: Url, key_file: KeyFile = None, json_file: JsonFile = None)
     _show(_ask("GET", url, "", key_file), json_file)
 
 
-def add(spec: Spec, url: Url, key_file: KeyFile = None, json_file: JsonFile = None) -> None:
+def add(
+    spec: Annotated[
+        str, typer.Argument(metavar="SPEC", help="URL[,key=value]..., as in --worker.")
+    ],
+    url: Url,
+    key_file: KeyFile = None,
+    json_file: JsonFile = None,
+) -> None:
     """Add a worker; it gets requests once it has answered a health check."""
     added = _ask("POST", url, "", key_file, content=spec)
     _show({"workers": [added]}, json_file)
@@ -79,8 +76,15 @@ def add(spec: Spec, url: Url, key_file: KeyFile = None, json_file: JsonFile = No
 def remove(
     worker_id: WorkerId,
     url: Url,
-    drain: Drain = False,
-    force: Force = False,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="First let the worker end the requests that it has.")
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="End its requests now: unanswered ones begin again elsewhere."
+        ),
+    ] = False,
     wait: Wait = 0.0,
     key_file: KeyFile = None,
     json_file: JsonFile = None,

@@ -1,7 +1,5 @@
 """``evenstep simulate admission``: one engine under KV pressure, one admission policy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -12,8 +10,8 @@ from engine_patches.admission import ADMISSIONS, DEFAULT, AdmissionRow
 from engine_patches.admission.settings import AdmissionSettings, known_names
 from loadgen.model.measured_step_time import load_step_time
 from loadgen.run.admission_options import admission_settings, parse_object, told_warnings
-from loadgen.run.options import command_of, same_named, step_time_option
-from loadgen.run.simulation_options import JsonFlag, flag
+from loadgen.run.options import command_of, flag, same_named, step_time_option
+from loadgen.run.simulation_options import JsonFlag
 from loadgen.simulator.admission.admission_simulation import (
     AdmissionConfig,
     EvictionKind,
@@ -30,80 +28,54 @@ from router.core.errors import ConfigError
 _SARATHI_CHUNK = 512
 _PREDICTED = ("predict", "margin")
 
-_Policy = Annotated[str, flag("--policy", "Who enters: one of those above.", "P")]
-_Settings = Annotated[
-    str, flag("--settings", 'The policy\'s settings as in the plug-in: {"headroom": 0.1}.', "JSON")
-]
-_Scenario = Annotated[str, flag("--scenario", "Engine and requests: one of those above.", "NAME")]
-_Rate = Annotated[float | None, flag("--rate", "Requests per second [the scenario's].", "R")]
-_Requests = Annotated[int | None, flag("--requests", "How many come [the scenario's].", "N")]
-_Seed = Annotated[int, flag("--seed", "Of lengths, arrivals and errors.", "S")]
-_Predict = Annotated[
-    str, flag("--predict", "What a policy is told of output lengths.", Prediction.FORMS)
-]
-_Margin = Annotated[
-    float, flag("--margin", "Share of KV memory left free for errors of lengths.", "M")
-]
-_Eviction = Annotated[
-    EvictionKind, flag("--eviction", "Output kept and its KV recomputed, or all begun anew.")
-]
-_Order = Annotated[
-    Order,
-    flag(
-        "--order",
-        "Running requests first, as vLLM; in chunks of 512 tokens, as Sarathi; or steps that only "
-        "compute prompts, as vLLM before its V1.",
-    ),
-]
-_Watermark = Annotated[
-    float, flag("--watermark", "vLLM's: share of memory kept free as requests enter.", "W")
-]
-_QueuedRequests = Annotated[
-    int | None,
-    flag("--max-num-queued-reqs", "vLLM's: more that wait and run are refused [any].", "N"),
-]
-_QueuedTokens = Annotated[
-    int | None,
-    flag("--max-num-queued-tokens", "vLLM's: with such prompts, others are refused [any].", "N"),
-]
-_KvTokens = Annotated[int | None, flag("--kv-tokens", "KV memory [the scenario's].", "N", 1)]
-_BlockSize = Annotated[int, flag("--block-size", "Tokens of a KV block; vLLM's are 16.", "N", 1)]
-_Slots = Annotated[
-    int | None, flag("--max-num-seqs", "Requests that run at once [the scenario's].", "N", 1)
-]
-_Chunk = Annotated[
-    int | None,
-    flag("--max-num-batched-tokens", "Tokens that a step computes [the scenario's].", "N", 1),
-]
-_StepTime = Annotated[str | None, step_time_option("the scenario's")]
-_FreeTokens = Annotated[
-    int, flag("--free-tokens", "KV tokens that cost no time: piecewise linear steps.", "N")
-]
-
 
 @dataclass(frozen=True, slots=True)
 class AdmissionOptions:
     """Command line of ``evenstep simulate admission``."""
 
-    policy: _Policy = DEFAULT
-    settings: _Settings = "{}"
-    scenario: _Scenario = "chat70b"
-    rate: _Rate = None
-    requests: _Requests = None
-    seed: _Seed = 0
-    predict: _Predict = "exact"
-    margin: _Margin = 0.0
-    eviction: _Eviction = EvictionKind.KEEP
-    order: _Order = Order.VLLM
-    watermark: _Watermark = 0.0
-    max_num_queued_reqs: _QueuedRequests = None
-    max_num_queued_tokens: _QueuedTokens = None
-    kv_tokens: _KvTokens = None
-    block_size: _BlockSize = 1
-    max_num_seqs: _Slots = None
-    max_num_batched_tokens: _Chunk = None
-    step_time: _StepTime = None
-    free_tokens: _FreeTokens = 0
+    policy: Annotated[str, flag("Who enters: one of those above.", "P")] = DEFAULT
+    settings: Annotated[
+        str, flag('The policy\'s settings as in the plug-in: {"headroom": 0.1}.', "JSON")
+    ] = "{}"
+    scenario: Annotated[str, flag("Engine and requests: one of those above.", "NAME")] = "chat70b"
+    rate: Annotated[float | None, flag("Requests per second [the scenario's].", "R")] = None
+    requests: Annotated[int | None, flag("How many come [the scenario's].", "N")] = None
+    seed: Annotated[int, flag("Of lengths, arrivals and errors.", "S")] = 0
+    predict: Annotated[str, flag("What a policy is told of output lengths.", Prediction.FORMS)] = (
+        "exact"
+    )
+    margin: Annotated[float, flag("Share of KV memory left free for errors of lengths.", "M")] = 0.0
+    eviction: Annotated[
+        EvictionKind, flag("Output kept and its KV recomputed, or all begun anew.")
+    ] = EvictionKind.KEEP
+    order: Annotated[
+        Order,
+        flag(
+            "Running requests first, as vLLM; in chunks of 512 tokens, as Sarathi; or "
+            "steps that only compute prompts, as vLLM before its V1."
+        ),
+    ] = Order.VLLM
+    watermark: Annotated[
+        float, flag("vLLM's: share of memory kept free as requests enter.", "W")
+    ] = 0.0
+    max_num_queued_reqs: Annotated[
+        int | None, flag("vLLM's: more that wait and run are refused [any].", "N")
+    ] = None
+    max_num_queued_tokens: Annotated[
+        int | None, flag("vLLM's: with such prompts, others are refused [any].", "N")
+    ] = None
+    kv_tokens: Annotated[int | None, flag("KV memory [the scenario's].", "N", 1)] = None
+    block_size: Annotated[int, flag("Tokens of a KV block; vLLM's are 16.", "N", 1)] = 1
+    max_num_seqs: Annotated[
+        int | None, flag("Requests that run at once [the scenario's].", "N", 1)
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None, flag("Tokens that a step computes [the scenario's].", "N", 1)
+    ] = None
+    step_time: Annotated[str | None, step_time_option("the scenario's")] = None
+    free_tokens: Annotated[
+        int, flag("KV tokens that cost no time: piecewise linear steps.", "N")
+    ] = 0
     json_file: JsonFlag = None
 
     def config(self) -> AdmissionConfig:

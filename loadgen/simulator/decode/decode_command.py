@@ -1,7 +1,5 @@
 """``evenstep simulate decode``: one policy in virtual time, or several on the same requests."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -10,7 +8,7 @@ from rich.console import Console
 
 from loadgen.engine.prefill_settings import DEFAULT_CHUNK, DEFAULT_PREFILL, DEFAULT_TRANSFER
 from loadgen.model.measured_step_time import load_step_time
-from loadgen.run.options import StepTimeFlag, command_of, same_named
+from loadgen.run.options import StepTimeFlag, command_of, flag, same_named
 from loadgen.run.simulation_options import (
     JsonFlag,
     LengthsFlag,
@@ -18,7 +16,6 @@ from loadgen.run.simulation_options import (
     SlotsFlag,
     TraceFlag,
     WorkersFlag,
-    flag,
     length_source,
 )
 from loadgen.simulator.decode.barrier_decode import simulate
@@ -40,139 +37,105 @@ from router.core.types import Dispatch
 _MOST_DRIFT = 1000
 _MOST_BETA = 1_000_000
 
-_Policy = Annotated[
-    str,
-    flag(
-        "--policy",
-        f"One or more of {', '.join(POLICIES)}; the others are compared with the first.",
-        "P[,P...]",
-    ),
-]
-_Pool = Annotated[
-    int | None,
-    flag(
-        "--pool",
-        f"Requests kept waiting [128]; with other arrivals, room to wait [{SERVE['pool_size']}].",
-        "N",
-    ),
-]
-_Horizon = Annotated[int | None, flag("--horizon", "Steps looked ahead [by the rule].", "H")]
-_Discount = Annotated[
-    float | None, flag("--discount", "Weight of a step against the one before [rule].", "g")
-]
-_TieWeight = Annotated[
-    float | None, flag("--tie-weight", "Weight of the quadratic term, 1/tokens [rule].", "mu")
-]
-_Lead = Annotated[
-    float | None,
-    flag("--lead", "Tokens by which a worker that can be filled is left below [rule].", "TOKENS"),
-]
-_Starvation = Annotated[
-    float, flag("--starvation-s", "Simulated seconds after which a request goes first.", "S")
-]
-_Deadline = Annotated[
-    int | None,
-    flag("--deadline-steps", "The deadline in steps, in place of --starvation-s; 0: none.", "W"),
-]
-_Arrivals = Annotated[
-    str, flag("--arrivals", "Always enough, a rate per second, the trace's.", Arrivals.FORMS)
-]
-_Dispatch = Annotated[
-    Dispatch, flag("--dispatch", "From the pool when a slot is free, or at once on arrival.")
-]
-_Delay = Annotated[int, flag("--dispatch-delay", "Steps from a decision to the engine.", "STEPS")]
-_Overcommit = Annotated[
-    int | None,
-    flag(
-        "--overcommit",
-        "Requests queued in an engine before a slot is free [as its slot bubble asks for].",
-        "N",
-    ),
-]
-_Drift = Annotated[float, flag("--drift", "Tokens that a request grows by in a step.", "D")]
-_Prefill = Annotated[
-    str | None, flag("--prefill-cost", "Workers prefill: work per token, chunk.", "BETA,CHUNK")
-]
-_KvTokens = Annotated[
-    int, flag("--kv-tokens", "KV memory of a worker, for the usage shown; 0: not shown.", "N")
-]
-_SizeError = Annotated[
-    float,
-    flag("--size-error", "Policies see prompts with a lognormal error of this sigma.", "SIGMA"),
-]
-_PrefillWorkers = Annotated[
-    int, flag("--prefill-workers", "Further workers that compute the prompts.", "P", 0)
-]
-_PrefillStepTime = Annotated[
-    str | None,
-    flag(
-        "--prefill-step-time",
-        f"Seconds: a prefill worker's step, each prompt token in it [{DEFAULT_PREFILL}].",
-        "C,t_p",
-    ),
-]
-_PrefillChunk = Annotated[
-    int | None,
-    flag("--prefill-chunk", f"Prompt tokens that a step computes at most [{DEFAULT_CHUNK}].", "N"),
-]
-_PrefillKvTokens = Annotated[
-    int | None,
-    flag(
-        "--prefill-kv-tokens",
-        "KV memory of a prefill worker; KV stays until it has been fetched [no bound].",
-        "N",
-    ),
-]
-_TransferTime = Annotated[
-    str | None,
-    flag(
-        "--kv-transfer-time",
-        f"Seconds until a decode worker has a prompt's KV: any, per token [{DEFAULT_TRANSFER}].",
-        "L,t",
-    ),
-]
-_Steps = Annotated[int, flag("--steps", "Steps simulated.", "N")]
-_Warmup = Annotated[int, flag("--warmup", "Steps before the averages begin.", "N")]
-_Seed = Annotated[int, flag("--seed", "Of lengths, arrivals and random choices.", "S")]
-
-_Seeds = Annotated[int, flag("--seeds", "Runs of each policy, with seeds from --seed on.", "N", 1)]
-
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
     """Command line of ``evenstep simulate decode``; defaults are those of ``serve``."""
 
-    policy: _Policy = SERVE["policy"]
+    policy: Annotated[
+        str,
+        flag(
+            f"One or more of {', '.join(POLICIES)}; the others are compared with the first.",
+            "P[,P...]",
+        ),
+    ] = SERVE["policy"]
     trace: TraceFlag = None
     lengths: LengthsFlag = None
     workers: WorkersFlag = 16
     slots: SlotsFlag = 72
-    pool: _Pool = None
-    horizon: _Horizon = SERVE["horizon"]
-    discount: _Discount = SERVE["discount"]
-    tie_weight: _TieWeight = SERVE["tie_weight"]
-    lead_tokens: _Lead = None
-    starvation_s: _Starvation = SERVE["starvation_s"]
-    deadline_steps: _Deadline = None
+    pool: Annotated[
+        int | None,
+        flag(
+            "Requests kept waiting [128]; with other arrivals, room to wait "
+            f"[{SERVE['pool_size']}].",
+            "N",
+        ),
+    ] = None
+    horizon: Annotated[int | None, flag("Steps looked ahead [by the rule].", "H")] = SERVE[
+        "horizon"
+    ]
+    discount: Annotated[
+        float | None, flag("Weight of a step against the one before [rule].", "g")
+    ] = SERVE["discount"]
+    tie_weight: Annotated[
+        float | None, flag("Weight of the quadratic term, 1/tokens [rule].", "mu")
+    ] = SERVE["tie_weight"]
+    lead_tokens: Annotated[
+        float | None,
+        flag(
+            "Tokens by which a worker that can be filled is left below [rule].",
+            "TOKENS",
+            name="--lead",
+        ),
+    ] = None
+    starvation_s: Annotated[
+        float, flag("Simulated seconds after which a request goes first.", "S")
+    ] = SERVE["starvation_s"]
+    deadline_steps: Annotated[
+        int | None, flag("The deadline in steps, in place of --starvation-s; 0: none.", "W")
+    ] = None
     lookahead: LookaheadFlag = SERVE["lookahead"]
-    arrivals: _Arrivals = "full"
-    dispatch: _Dispatch = SERVE["dispatch"]
-    dispatch_delay: _Delay = 0
-    overcommit: _Overcommit = SERVE["overcommit"]
-    drift: _Drift = 1.0
-    prefill_cost: _Prefill = None
+    arrivals: Annotated[
+        str, flag("Always enough, a rate per second, the trace's.", Arrivals.FORMS)
+    ] = "full"
+    dispatch: Annotated[
+        Dispatch, flag("From the pool when a slot is free, or at once on arrival.")
+    ] = SERVE["dispatch"]
+    dispatch_delay: Annotated[int, flag("Steps from a decision to the engine.", "STEPS")] = 0
+    overcommit: Annotated[
+        int | None,
+        flag(
+            "Requests queued in an engine before a slot is free [as its slot bubble asks for].", "N"
+        ),
+    ] = SERVE["overcommit"]
+    drift: Annotated[float, flag("Tokens that a request grows by in a step.", "D")] = 1.0
+    prefill_cost: Annotated[
+        str | None, flag("Workers prefill: work per token, chunk.", "BETA,CHUNK")
+    ] = None
     step_time: StepTimeFlag = "4.95e-3,9.5e-8"
-    kv_tokens: _KvTokens = 0
-    size_error: _SizeError = 0.0
-    prefill_workers: _PrefillWorkers = 0
-    prefill_step_time: _PrefillStepTime = None
-    prefill_chunk: _PrefillChunk = None
-    prefill_kv_tokens: _PrefillKvTokens = None
-    kv_transfer_time: _TransferTime = None
-    steps: _Steps = 4500
-    warmup: _Warmup = 500
-    seed: _Seed = SERVE["seed"]
-    seeds: _Seeds = 1
+    kv_tokens: Annotated[
+        int, flag("KV memory of a worker, for the usage shown; 0: not shown.", "N")
+    ] = 0
+    size_error: Annotated[
+        float, flag("Policies see prompts with a lognormal error of this sigma.", "SIGMA")
+    ] = 0.0
+    prefill_workers: Annotated[int, flag("Further workers that compute the prompts.", "P", 0)] = 0
+    prefill_step_time: Annotated[
+        str | None,
+        flag(
+            f"Seconds: a prefill worker's step, each prompt token in it [{DEFAULT_PREFILL}].",
+            "C,t_p",
+        ),
+    ] = None
+    prefill_chunk: Annotated[
+        int | None, flag(f"Prompt tokens that a step computes at most [{DEFAULT_CHUNK}].", "N")
+    ] = None
+    prefill_kv_tokens: Annotated[
+        int | None,
+        flag("KV memory of a prefill worker; KV stays until it has been fetched [no bound].", "N"),
+    ] = None
+    kv_transfer_time: Annotated[
+        str | None,
+        flag(
+            "Seconds until a decode worker has a prompt's KV: any, per token "
+            f"[{DEFAULT_TRANSFER}].",
+            "L,t",
+        ),
+    ] = None
+    steps: Annotated[int, flag("Steps simulated.", "N")] = 4500
+    warmup: Annotated[int, flag("Steps before the averages begin.", "N")] = 500
+    seed: Annotated[int, flag("Of lengths, arrivals and random choices.", "S")] = SERVE["seed"]
+    seeds: Annotated[int, flag("Runs of each policy, with seeds from --seed on.", "N", 1)] = 1
     json_file: JsonFlag = None
 
     def configs(self) -> list[DecodeConfig]:

@@ -1,15 +1,13 @@
 """``evenstep simulate serving``: whole engines behind one barrier, in virtual time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from rich.console import Console
 
 from loadgen.model.measured_step_time import load_step_time
-from loadgen.run.options import StepTimeFlag, command_of, same_named
-from loadgen.run.simulation_options import JsonFlag, SlotsFlag, WorkersFlag, flag, trace_flag
+from loadgen.run.options import StepTimeFlag, command_of, flag, same_named
+from loadgen.run.simulation_options import JsonFlag, SlotsFlag, WorkersFlag, trace_flag
 from loadgen.simulator.decode.decode_config import SERVE
 from loadgen.simulator.serving.serving_config import (
     AUTO,
@@ -30,80 +28,61 @@ from router.core.types import Dispatch
 
 _TRACE = "mooncake-synthetic"
 
-_Policy = Annotated[str, flag("--policy", f"One of {', '.join(POLICIES)}.", "P")]
-_Trace = Annotated[str | None, trace_flag(_TRACE)]
-_Requests = Annotated[int, flag("--requests", "The first requests of the trace.", "N")]
-_Arrivals = Annotated[
-    str,
-    flag("--arrivals", "A rate per second, or the trace's times, scaled.", ServingArrivals.FORMS),
-]
-_Think = Annotated[
-    float | None,
-    flag(
-        "--think",
-        "Closed sessions: a prompt that continues another comes this many seconds (mean, "
-        "exponential) after its answer; --arrivals are those of the sessions. Needs hash_ids.",
-        "S",
-    ),
-]
-_KvTokens = Annotated[int, flag("--kv-tokens", "KV memory of a worker.", "N")]
-_Block = Annotated[int, flag("--block-tokens", "Tokens of a block; prefixes match by blocks.", "N")]
-_Batch = Annotated[int, flag("--batch-tokens", "Tokens that a worker computes in a step.", "N")]
-_Budget = Annotated[
-    str | None,
-    flag(
-        "--prompt-budget",
-        "Of these at most so many of prompts; auto: as the router chooses for each step, by the "
-        "learned cost [no further bound].",
-        "auto|N",
-    ),
-]
-_Ttft = Annotated[
-    float | None, flag("--target-ttft", "For auto: mean time to the first token, seconds.", "S")
-]
-_Tpot = Annotated[
-    float | None, flag("--target-tpot", "For auto: mean time of each further token, seconds.", "S")
-]
-_Window = Annotated[
-    str, flag("--prefill-window", "Prompts in OPEN of so many steps, alike on all.", "OPEN/OF")
-]
-_Dispatch = Annotated[
-    Dispatch, flag("--dispatch", "From the pool when a slot is free, or at once on arrival.")
-]
-_Pool = Annotated[
-    int, flag("--pool", "Waiting requests that the policy sees, of an unbounded queue.", "N")
-]
-_Delay = Annotated[
-    int, flag("--dispatch-delay", "Steps that a request sent at a step's end is on its way.", "N")
-]
-_Warmup = Annotated[float, flag("--warmup", "Share of the requests left out, the first.", "SHARE")]
-_Seed = Annotated[int, flag("--seed", "Of arrivals and random choices.", "S")]
-
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
     """Command line of ``evenstep simulate serving``."""
 
-    policy: _Policy = SERVE["policy"]
-    trace: _Trace = None
-    requests: _Requests = 2500
-    arrivals: _Arrivals = "poisson:7"
-    think: _Think = None
+    policy: Annotated[str, flag(f"One of {', '.join(POLICIES)}.", "P")] = SERVE["policy"]
+    trace: Annotated[str | None, trace_flag(_TRACE)] = None
+    requests: Annotated[int, flag("The first requests of the trace.", "N")] = 2500
+    arrivals: Annotated[
+        str, flag("A rate per second, or the trace's times, scaled.", ServingArrivals.FORMS)
+    ] = "poisson:7"
+    think: Annotated[
+        float | None,
+        flag(
+            "Closed sessions: a prompt that continues another comes this many seconds (mean, "
+            "exponential) after its answer; --arrivals are those of the sessions. Needs hash_ids.",
+            "S",
+        ),
+    ] = None
     workers: WorkersFlag = 8
     slots: SlotsFlag = 128
-    kv_tokens: _KvTokens = 1_000_000
-    block_tokens: _Block = BLOCK_TOKENS
-    batch_tokens: _Batch = 2048
-    prompt_budget: _Budget = None
-    target_ttft: _Ttft = None
-    target_tpot: _Tpot = None
-    prefill_window: _Window = "1/1"
+    kv_tokens: Annotated[int, flag("KV memory of a worker.", "N")] = 1_000_000
+    block_tokens: Annotated[int, flag("Tokens of a block; prefixes match by blocks.", "N")] = (
+        BLOCK_TOKENS
+    )
+    batch_tokens: Annotated[int, flag("Tokens that a worker computes in a step.", "N")] = 2048
+    prompt_budget: Annotated[
+        str | None,
+        flag(
+            "Of these at most so many of prompts; auto: as the router chooses for each step, by "
+            "the learned cost [no further bound].",
+            "auto|N",
+        ),
+    ] = None
+    target_ttft: Annotated[
+        float | None, flag("For auto: mean time to the first token, seconds.", "S")
+    ] = None
+    target_tpot: Annotated[
+        float | None, flag("For auto: mean time of each further token, seconds.", "S")
+    ] = None
+    prefill_window: Annotated[
+        str, flag("Prompts in OPEN of so many steps, alike on all.", "OPEN/OF")
+    ] = "1/1"
     step_time: StepTimeFlag = "5e-3,9.5e-8,0,5e-5"
-    dispatch: _Dispatch = SERVE["dispatch"]
-    pool: _Pool = SERVE["pool_size"]
-    dispatch_delay: _Delay = 0
-    warmup: _Warmup = 0.2
-    seed: _Seed = SERVE["seed"]
+    dispatch: Annotated[
+        Dispatch, flag("From the pool when a slot is free, or at once on arrival.")
+    ] = SERVE["dispatch"]
+    pool: Annotated[
+        int, flag("Waiting requests that the policy sees, of an unbounded queue.", "N")
+    ] = SERVE["pool_size"]
+    dispatch_delay: Annotated[
+        int, flag("Steps that a request sent at a step's end is on its way.", "N")
+    ] = 0
+    warmup: Annotated[float, flag("Share of the requests left out, the first.", "SHARE")] = 0.2
+    seed: Annotated[int, flag("Of arrivals and random choices.", "S")] = SERVE["seed"]
     json_file: JsonFlag = None
 
     def config(self) -> ServingConfig:

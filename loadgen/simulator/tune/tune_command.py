@@ -13,7 +13,7 @@ from rich.table import Table
 from loadgen.model.measured_step_time import load_step_time
 from loadgen.report.intervals import Estimate, paired
 from loadgen.report.numbers import number, plain_table
-from loadgen.run.options import StepTimeFlag
+from loadgen.run.options import StepTimeFlag, flag
 from loadgen.run.simulation_options import (
     JsonFlag,
     LengthsFlag,
@@ -21,7 +21,6 @@ from loadgen.run.simulation_options import (
     SlotsFlag,
     TraceFlag,
     WorkersFlag,
-    flag,
     length_source,
 )
 from loadgen.simulator.decode.barrier_decode import simulate
@@ -34,23 +33,18 @@ from router.core.forecast.look_ahead import SIGNALS
 
 STATEMENT = "Simulated with requests always waiting; the step time is a model, not your engine's."
 
-_Pool = Annotated[int | None, flag("--pool", "Requests kept waiting [128 or 4 G].", "N")]
-_Steps = Annotated[int, flag("--steps", "Steps of each simulation.", "N")]
-_Warmup = Annotated[int | None, flag("--warmup", "Of these, left out [a quarter].", "N")]
-_Seeds = Annotated[int, flag("--seeds", "In the search; as many again for the comparison.", "N", 2)]
-
 
 def tune(
     trace: TraceFlag = None,
     lengths: LengthsFlag = None,
     workers: WorkersFlag = 16,
     slots: SlotsFlag = 72,
-    pool: _Pool = None,
+    pool: Annotated[int | None, flag("Requests kept waiting [128 or 4 G].", "N")] = None,
     lookahead: LookaheadFlag = "none",
     step_time: StepTimeFlag = "4.95e-3,9.5e-8",
-    steps: _Steps = 1200,
-    warmup: _Warmup = None,
-    seeds: _Seeds = 4,
+    steps: Annotated[int, flag("Steps of each simulation.", "N")] = 1200,
+    warmup: Annotated[int | None, flag("Of these, left out [a quarter].", "N")] = None,
+    seeds: Annotated[int, flag("In the search; as many again for the comparison.", "N", 2)] = 4,
     json_file: JsonFlag = None,
 ) -> None:
     """Search the best H, gamma, mu and lead by short simulations; compare with the rule's."""
