@@ -1,7 +1,5 @@
 """Admission: waiting requests, the cost of full memory, and prompts computed elsewhere."""
 
-from __future__ import annotations
-
 from dashboards.panel import (
     ENGINE_LEGEND,
     GROUP,

@@ -1,7 +1,5 @@
 """Decisions: how the policy decides, how long it takes, and its inputs."""
 
-from __future__ import annotations
-
 from dashboards.panel import Board, Panel, Query, Row, mean, of_group, quantiles, rate, ratio
 
 

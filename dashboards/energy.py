@@ -1,7 +1,5 @@
 """Energy: power of the fleet, and energy per token."""
 
-from __future__ import annotations
-
 from dashboards.panel import (
     GROUP,
     Board,

@@ -1,7 +1,5 @@
 """The fleet: is it up, is it balanced, how long do requests take?"""
 
-from __future__ import annotations
-
 from dashboards.panel import (
     GROUP,
     Board,

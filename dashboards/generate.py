@@ -4,8 +4,6 @@ python -m dashboards.generate            # write changed files
 python -m dashboards.generate --check    # write nothing; exit 1 if a file is out of date
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path

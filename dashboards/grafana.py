@@ -1,7 +1,5 @@
 """Boards in Grafana's format, by Grafana's own types (grafana-foundation-sdk)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

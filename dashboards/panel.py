@@ -3,8 +3,6 @@
 Nothing here depends on Grafana's JSON; ``dashboards/grafana.py`` writes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Workers one by one: their loads, and how well the router knows them."""
 
-from __future__ import annotations
-
 from dashboards.panel import (
     ENGINE_LEGEND,
     WORKER,

@@ -1,7 +1,5 @@
 """The page of all commands, from their table and functions."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from enum import Enum

@@ -1,7 +1,5 @@
 """Tables of decisions: beside the best possible ones, and how long they take."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from docs.kept_figures import Figures, Row, kept, words_table

@@ -1,7 +1,5 @@
 """Tables of engines: what steps, snapshots and the plug-in cost, and what real ones did."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import starmap
 from statistics import fmean

@@ -8,8 +8,6 @@ A block stands between ``<!-- figures: NAME -->`` and ``<!-- /figures -->``. NAM
   figures; an empty block gets all rows.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections import defaultdict, deque

@@ -5,8 +5,6 @@ python -m docs.generate --check    # write nothing; exit 1 if a file is out of d
                                    # that code has decided which has changed since
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Figures that are kept under tests/data, and the tables that are made of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Pieces of Markdown that GitHub and mkdocs render alike."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from enum import Enum
 

@@ -1,7 +1,5 @@
 """The table of all metrics, from the router's own tables."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tables of prefix caches: what knowing them costs, and how right the router is about texts."""
 
-from __future__ import annotations
-
 from docs.kept_figures import Figures, Row, kept, words_table
 from loadgen.figures.tables import Table
 

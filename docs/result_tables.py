@@ -1,7 +1,5 @@
 """Tables of the pages, made of the figures that are kept under tests/data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 

@@ -1,7 +1,5 @@
 """The page of all settings of ``evenstep serve``, from their declarations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from enum import Enum
 from types import NoneType

@@ -5,8 +5,6 @@ the site gets a copy. A folder becomes a list of its files. Links to missing fil
 which end ``make docs``; mkdocs itself checks links between pages.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 python -m docs.stale_figures
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command ``evenstep``; a subcommand's imports happen when it runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module

@@ -4,8 +4,6 @@ The kernel assigns the lowest free number, so a new connection's number tells ho
 last numbers are a reserve for error answers and for files that libraries open.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import resource

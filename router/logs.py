@@ -4,8 +4,6 @@ A message may carry fields: ``log.info("…", extra=fields(status=200))``. JSON 
 text as ``name=value`` after the message.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -3,8 +3,6 @@
 It speaks the protocols of sd_listen_fds(3) and sd_notify(3); outside systemd it has no effect.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -9,8 +9,6 @@ All files go to ``$EVENSTEP_CACHE`` (default: ``evenstep`` in the user's cache f
 clone. Their names change with the pins and with the steps below. Standard library only.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import fcntl

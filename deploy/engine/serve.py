@@ -7,8 +7,6 @@ contains "cpu". This script puts metadata of that name on a path that vLLM's chi
 inherit. It changes neither vLLM nor its environment.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib.metadata import version

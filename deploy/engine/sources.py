@@ -4,8 +4,6 @@ A wheel is downloaded whole (300 MB); only its Python files are kept (40 MB). Mo
 compiled parts can be imported in the CPU engine's environment. Standard library only.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from deploy.engine.build import cache_folder, downloaded, ensure, say

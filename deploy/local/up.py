@@ -7,8 +7,6 @@ Nothing is installed: states and logs go to a temporary folder. Without a Promet
 unpacked beside the engine. If that fails, the rest goes on and a message explains how to get it.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -6,8 +6,6 @@ A Prometheus on the PATH has priority. Works on Debian and its derivatives; else
 Prometheus 2.42 or newer with your system's packages.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Simulator, emulator and vLLM run the same policies. A new one is a class that im
 ``Admission``, a row here, and a test.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

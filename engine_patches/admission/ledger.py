@@ -7,8 +7,6 @@ An engine's turn: ``arrived`` at any time, ``preempted`` as memory is freed, the
 decides; ``entered``; at the end of the step ``stepped``, and ``left`` for those that ended with it.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

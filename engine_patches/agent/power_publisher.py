@@ -1,7 +1,5 @@
 """Publishes the power of each worker's GPUs at intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

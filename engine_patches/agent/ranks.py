@@ -1,7 +1,5 @@
 """The GPUs of each worker, in the notation of the agent's command line."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain

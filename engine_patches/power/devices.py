@@ -1,7 +1,5 @@
 """The GPUs of a rank, as far as its scheduler's process can know them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile

@@ -1,7 +1,5 @@
 """Power and energy of one rank's GPUs, from NVML."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

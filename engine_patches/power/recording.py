@@ -1,7 +1,5 @@
 """A recording of GPU power as JSON lines, and its replay."""
 
-from __future__ import annotations
-
 import logging
 import math
 from bisect import bisect_right

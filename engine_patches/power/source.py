@@ -1,7 +1,5 @@
 """Power sources, and a sum of energy that never falls."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol

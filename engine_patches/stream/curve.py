@@ -1,7 +1,5 @@
 """ZMQ CURVE security: only routers with an allowed key can read a state stream."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

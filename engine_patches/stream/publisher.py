@@ -4,8 +4,6 @@ Deltas leave on a PUB socket, which drops what a slow router does not take and n
 A ROUTER socket serves full snapshots. The vLLM plug-in and the emulator use ``SnapshotPublisher``.
 """
 
-from __future__ import annotations
-
 import secrets
 import threading
 import time

@@ -3,8 +3,6 @@
 Each has a place, a number by which a ``growth`` message tells its tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import repeat

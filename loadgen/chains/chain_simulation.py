@@ -1,7 +1,5 @@
 """Event-driven simulation of requests on chains, with the router's policies."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush

@@ -1,7 +1,5 @@
 """Settings of one simulation of chains, and the chains that follow from them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Results of simulations of chains: means over repeats, with their 95 % intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 

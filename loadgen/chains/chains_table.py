@@ -1,7 +1,5 @@
 """The result of a simulation of chains as tables for the terminal."""
 
-from __future__ import annotations
-
 import math
 
 from rich.console import Group, RenderableType

@@ -5,8 +5,6 @@ chains that GCA finds in it ("Optimal ILP" in section 4.1.2). It minimizes the t
 that complete a rate within the memory that blocks leave.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

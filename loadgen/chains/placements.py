@@ -4,8 +4,6 @@ They follow sections 4.1.3 and 4.2.3 of "Serving Chain-structured Jobs with Larg
 Footprints", and its references [6] and [29] for details.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ Large Memory Footprints", section 4.1.3). Here a request without a path waits in
 all free memory is known. Clients of PETALS do not know it, so both do better here than in practice.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass

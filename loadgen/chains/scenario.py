@@ -4,8 +4,6 @@
 trips from the RIPE Atlas European network; here ``RoundTrips`` draws them from a synthetic law.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Time scale and number of requests of a demo's runs, from a short trial on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast

@@ -1,7 +1,5 @@
 """Figures of a demo run, from the fleet's own step record: the ground truth."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean

@@ -1,7 +1,5 @@
 """One run of the demo: a fresh emulated fleet, a fresh router and one replay, each a process."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The demo's last pictures: the status page during one more run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import replace

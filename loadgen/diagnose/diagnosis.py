@@ -1,7 +1,5 @@
 """Diagnosis of a recording: findings, verdict, prospects, energy, and all of it as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any

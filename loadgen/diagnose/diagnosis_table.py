@@ -1,7 +1,5 @@
 """A diagnosis as a table for the terminal."""
 
-from __future__ import annotations
-
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text

@@ -1,7 +1,5 @@
 """Energy and cost per day, extrapolated from the window."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

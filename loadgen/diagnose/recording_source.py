@@ -1,7 +1,5 @@
 """Recordings from the admin port of a running router or observer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

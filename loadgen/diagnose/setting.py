@@ -1,7 +1,5 @@
 """What all simulations of a diagnosis share: the recorded conditions, and what is read off."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Self

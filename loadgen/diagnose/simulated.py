@@ -6,8 +6,6 @@ Else each arrives at its recorded time; those from before the window come at its
 compute prompts, whole engines are simulated, else their decode steps alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import replace

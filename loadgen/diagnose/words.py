@@ -1,7 +1,5 @@
 """A diagnosis in words: an operator's questions and their answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from loadgen.diagnose.analysis.findings import Barrier, Findings, Memory, Waiting

@@ -1,7 +1,5 @@
 """ASGI operations that the emulator's applications share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from starlette.types import Receive, Scope, Send

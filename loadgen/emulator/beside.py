@@ -1,7 +1,5 @@
 """Emulated vLLM endpoints that do not generate; only those that clients are tested with."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Binds the ZMQ endpoints of an emulated worker, which restarts at the same ones."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 from collections.abc import Callable

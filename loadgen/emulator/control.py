@@ -4,8 +4,6 @@
 /workers/{rank}/restore``, ``GET /fleet``.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Protocol
 

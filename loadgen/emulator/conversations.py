@@ -1,7 +1,5 @@
 """Messages and Responses requests, converted to chats as vLLM does."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

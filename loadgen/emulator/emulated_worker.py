@@ -1,7 +1,5 @@
 """One emulated worker: its engine, its running answers, and its fault, if any."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid

@@ -1,7 +1,5 @@
 """Settings of an emulated fleet."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

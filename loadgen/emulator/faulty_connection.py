@@ -1,7 +1,5 @@
 """Connection of an emulated worker, on which faults act on answers in transit."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct

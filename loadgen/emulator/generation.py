@@ -1,7 +1,5 @@
 """Parse the body of a completion request into a generation; as strict as vLLM."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar

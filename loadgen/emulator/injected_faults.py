@@ -1,7 +1,5 @@
 """Faults of emulated workers."""
 
-from __future__ import annotations
-
 import msgspec
 
 from router.core.errors import InputError

@@ -4,8 +4,6 @@ A message has three frames: an empty topic, the batch's number (8 bytes, big-end
 start) and the batch, ``[time, events, rank]``. Token ids of a text are made up.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Hashable, Sequence
 

@@ -4,8 +4,6 @@ It drives uvicorn's HTTP protocol directly: faults need the listening socket and
 ``uvicorn.Server`` hides both.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

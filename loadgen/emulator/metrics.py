@@ -1,7 +1,5 @@
 """``/metrics`` of a worker, under vLLM's names."""
 
-from __future__ import annotations
-
 from loadgen.emulator.emulated_worker import EmulatedWorker
 from loadgen.emulator.stepper import Lateness
 from loadgen.engine.engine import Engine

@@ -1,7 +1,5 @@
 """Answers with named events, as in vLLM (0.32): messages and responses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

@@ -3,8 +3,6 @@
 A new request waits while the engine sleeps or is paused; running answers continue.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

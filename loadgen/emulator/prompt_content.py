@@ -5,8 +5,6 @@ the adapter and the client's salt. It is the same on every worker. Prompts of to
 that routers compute, in blocks of whole pieces.
 """
 
-from __future__ import annotations
-
 import zlib
 from array import array
 from collections.abc import Sequence

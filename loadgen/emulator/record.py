@@ -7,8 +7,6 @@ length. Then for each rank R, at the start of the step (current values for other
 tokens, ``running_R`` and ``waiting_R`` requests, ``power_R`` watts.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

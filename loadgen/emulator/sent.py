@@ -4,8 +4,6 @@ Lines appear when answers end, in that order. "Sent" means handed to the connect
 disconnected, less may have arrived.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """vLLM's answers as bytes: SSE events and whole bodies, for both completion endpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus

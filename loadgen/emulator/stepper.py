@@ -1,7 +1,5 @@
 """Takes the steps of a group in wall time, and measures how late they end."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

@@ -4,8 +4,6 @@ Text, length and the position of a stop string depend only on the seed and the p
 request gets the same answer, streamed or not, on any worker.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import zlib

@@ -3,8 +3,6 @@
 Event loops round their own timers to milliseconds, a tenth or more of a decode step.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """``kv_transfer_params`` of requests and answers, as in vLLM's NIXL connector (0.32)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """HTTP API of one emulated worker, shaped like vLLM's OpenAI server; raw ASGI."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 import uuid

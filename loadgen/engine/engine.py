@@ -15,8 +15,6 @@ slot, and enters before all without memory. A step costs per event (an entry, an
 prompt), not per running request, except with drafts or paused requests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence, Set
 from itertools import chain, count
 

@@ -1,7 +1,5 @@
 """What an engine does besides continuous batching, as settings."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """What an engine tells of itself after a step, to routers as to the simulators."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from loadgen.engine.engine import Engine

@@ -6,8 +6,6 @@ arrival of its own request on. A fetch, the end of that request, or the end of t
 KV. The transfer reads memory: it continues while the source engine hangs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 _RENEWED_SHARE = 2 / 3

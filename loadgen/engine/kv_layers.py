@@ -1,7 +1,5 @@
 """KV blocks that a sequence takes, and tokens that attention reads, by kinds of layers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from router.core.types import KvGroup

@@ -1,7 +1,5 @@
 """KV memory of one engine: a pool of blocks that requests, kept KV and the prefix cache share."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 
 from loadgen.engine.kv_handoff import KeptKv

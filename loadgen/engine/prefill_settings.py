@@ -1,7 +1,5 @@
 """Settings of prefill and of KV transfers in an emulated fleet."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ holds stay cached and are evicted in the order in which they were freed; of one 
 goes first.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a step of an emulated engine computes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Workers that step together, as a pure model: step time, power and energy, in engine seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

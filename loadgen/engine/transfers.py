@@ -1,7 +1,5 @@
 """Requests of one engine whose KV comes from others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import chain
 

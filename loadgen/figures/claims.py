@@ -1,7 +1,5 @@
 """Claims of a study, each a bound on a number."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Options of a command, as a dataclass, and the command line that sets them."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from dataclasses import fields

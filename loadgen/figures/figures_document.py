@@ -1,7 +1,5 @@
 """All outcomes as one JSON document and as Markdown; the JSON can be read again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """Fingerprints of finished runs, from all that they depend on: settings, lengths and code."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

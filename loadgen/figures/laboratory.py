@@ -1,7 +1,5 @@
 """Execution of the studies' trials: several in parallel, each once; results are kept on disk."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import time

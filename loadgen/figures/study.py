@@ -1,7 +1,5 @@
 """The type of a study, and the studies' common conditions (arXiv 2601.17855, section 6)."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

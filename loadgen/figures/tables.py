@@ -1,7 +1,5 @@
 """Markdown tables of means with their 95 % intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The type of a trial: a simulation with its repetitions."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol, Self
 

@@ -1,7 +1,5 @@
 """Question and answer of ``evenstep fluid``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

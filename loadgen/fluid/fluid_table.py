@@ -1,7 +1,5 @@
 """Answer of ``evenstep fluid`` in words for the terminal."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """The step time of the command line: numbers, or the file of a measurement."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Power of workers that step together (arXiv 2601.17855)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypeVar
 

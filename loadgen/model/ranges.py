@@ -1,7 +1,5 @@
 """Ranges of settings that are numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from router.core.errors import ConfigError

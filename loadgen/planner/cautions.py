@@ -5,8 +5,6 @@ while a decode step mostly reads weights, and while prompts leave the GPUs time.
 both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from loadgen.planner.planned import Plan, Question, prompt_rate, sustained_rate

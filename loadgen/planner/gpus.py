@@ -4,8 +4,6 @@ Speeds are dense 16-bit tensor operations (half of those printed "with sparsity"
 printed GB as 10^9 bytes. A driver shows up to 7 % more; set ``memory_gb`` to use it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

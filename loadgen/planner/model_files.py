@@ -4,8 +4,6 @@ Only weight matrices count; biases and norms are below a thousandth. Where layer
 dense ones before experts), all count as the larger kind. Vision and audio parts do not count.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

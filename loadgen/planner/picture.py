@@ -1,7 +1,5 @@
 """A picture of a placement. Needs the extra ``plots``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from loadgen.planner.plan_report import Answer

@@ -1,7 +1,5 @@
 """The TOML file of ``evenstep plan``: servers, model, lengths, engine settings and times."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

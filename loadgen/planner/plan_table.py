@@ -1,7 +1,5 @@
 """A plan in words for the terminal."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from itertools import groupby

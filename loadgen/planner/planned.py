@@ -1,7 +1,5 @@
 """Question and plan of ``evenstep plan``: chains, tuned for the arrival rate."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Remedies for an infeasible plan: fewer requests, shorter ones, more servers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 

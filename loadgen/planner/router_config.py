@@ -1,7 +1,5 @@
 """Chains as workers of ``evenstep serve``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

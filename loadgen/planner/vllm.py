@@ -7,8 +7,6 @@ as its tightest server. ``--kv-cache-memory-bytes`` is one value for all stages;
 layers use less of it.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

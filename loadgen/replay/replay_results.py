@@ -4,8 +4,6 @@ The module is pure: results of requests in, figures out. Wall seconds are divide
 only here, so every reported time is in engine seconds.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

@@ -1,7 +1,5 @@
 """Report of a replay as a table for the terminal."""
 
-from __future__ import annotations
-
 from typing import cast
 
 from rich.console import Group, RenderableType

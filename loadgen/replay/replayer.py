@@ -1,7 +1,5 @@
 """Load generator: sends a workload to an OpenAI-compatible server over real HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator

@@ -1,7 +1,5 @@
 """The router's counters during a replay: load, imbalance, energy, from its own /metrics."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field

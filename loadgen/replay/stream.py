@@ -1,7 +1,5 @@
 """A streamed completion, read cheaply: only the last events are parsed as JSON."""
 
-from __future__ import annotations
-
 import msgspec
 
 DATA = b"data:"

@@ -1,7 +1,5 @@
 """Means of repeated simulations with their 95 % intervals."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Figures as text, and tables of them for the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.table import Table

@@ -4,8 +4,6 @@ The header is the value of ``origin``, in the file or in each of its parts that 
 Figures are stale once the code that decides them has changed, see ``changed``.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

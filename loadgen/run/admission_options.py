@@ -1,7 +1,5 @@
 """Settings of admission on a command line."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterator, Mapping

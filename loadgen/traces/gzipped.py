@@ -1,7 +1,5 @@
 """Files that may be gzipped, whatever their names."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import zlib

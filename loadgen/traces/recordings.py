@@ -1,7 +1,5 @@
 """Recordings as files: read whole, or only their requests, as a trace."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

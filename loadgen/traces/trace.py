@@ -1,7 +1,5 @@
 """Request traces: lengths and arrival times; ``trace_files`` reads the published formats."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 A new format is one row of ``FORMATS``. Recordings are detected too.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -3,8 +3,6 @@
 Without keys the port serves this machine only; ``login`` protects it with keys.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Each ``add_…`` function adds routes to the application, given their dependenci
 and ``evenstep observe`` share them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """Quality of a group's inputs, in words: measured, substituted or missing."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ and the expiry. Its signature covers a secret of this process and the key itself
 either.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import logging

@@ -1,7 +1,5 @@
 """Routes for operators: settings, recordings, and the health of what is observed."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """State shown on the status page, a sample; the page computes differences between samples."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version

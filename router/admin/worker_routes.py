@@ -1,7 +1,5 @@
 """Workers over the admin port: list, add, drain and remove them at run time."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict

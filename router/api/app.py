@@ -1,7 +1,5 @@
 """HTTP interface for clients: vLLM's endpoints, and information for operators."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext

@@ -1,7 +1,5 @@
 """The clients' port outside its routes: shutdown, log lines, keys, and errors as answers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import replace

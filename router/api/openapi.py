@@ -4,8 +4,6 @@ For bodies passed on to engines it lists the fields that the router reads and th
 require. Engines accept many more fields, which pass too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any

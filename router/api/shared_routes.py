@@ -1,7 +1,5 @@
 """Routes on both the clients' port and the admin port."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``--json FILE`` of every command: checked before the work, written after it."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

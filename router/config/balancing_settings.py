@@ -1,7 +1,5 @@
 """Balancing: the policy, its pool and its look-ahead."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import ValidationInfo, field_validator

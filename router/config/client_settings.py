@@ -1,7 +1,5 @@
 """What clients may send: requests, their limits, and keys."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from pydantic import field_validator

@@ -1,7 +1,5 @@
 """Engines: the workers, and how the router watches them."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Settings of ``evenstep serve`` as command-line flags."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable
 from enum import Enum

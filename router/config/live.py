@@ -1,7 +1,5 @@
 """Changes of settings at run time, by reload or by hand: all of them or none."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Set

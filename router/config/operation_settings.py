@@ -1,7 +1,5 @@
 """Addresses and operation: where the router listens, how it ends, its processes and its log."""
 
-from __future__ import annotations
-
 import ssl
 from functools import cached_property
 from typing import Literal

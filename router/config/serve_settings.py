@@ -1,7 +1,5 @@
 """All settings of ``evenstep serve``; ``setting_sources`` reads them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict

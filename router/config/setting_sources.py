@@ -3,8 +3,6 @@
 The first source that gives a setting wins. An unknown name is an error in each source.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """TOML files, read the same way everywhere."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any

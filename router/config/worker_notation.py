@@ -1,7 +1,5 @@
 """Workers in the user's notation: ``URL[,key=value]...`` on a command line, tables in TOML."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """The error tree; only ``app.py`` and ``proxy/`` assign HTTP codes."""
 
-from __future__ import annotations
-
 
 class EvenstepError(Exception):
     """Base of every error that Evenstep raises on purpose."""

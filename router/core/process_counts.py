@@ -1,7 +1,5 @@
 """Counts of the router's processes, for metrics."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 PROXY, DECIDER = "proxy", "decider"

@@ -1,7 +1,5 @@
 """Observer of requests, for the log, recordings and a proxy's own end of a request."""
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol
 
 from router.core.types import Outcome, Request

@@ -1,7 +1,5 @@
 """Plain counters of the hot path; ``metrics.render`` renders them at a scrape."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence

@@ -12,8 +12,6 @@ where the data do not: what always comes together, as requests and their tokens 
 cost, and the intervals say so. No cost is negative; where C would be, the others are found without.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

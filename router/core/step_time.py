@@ -5,8 +5,6 @@ C and t_l alone it is the barrier model of arXiv 2601.17855, section 2; (1) of a
 the same for one engine.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple, Self

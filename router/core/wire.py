@@ -3,8 +3,6 @@
 An agent's messages have the same form, with another ``kind``.
 """
 
-from __future__ import annotations
-
 import re
 from ipaddress import ip_address
 from typing import TypeVar

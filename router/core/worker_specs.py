@@ -1,7 +1,5 @@
 """Checks on a set of workers, and their default ids."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 

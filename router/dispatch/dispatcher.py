@@ -3,8 +3,6 @@
 The proxy uses ``interface.DispatchPort`` alone: the dispatcher may be in another process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Set

@@ -4,8 +4,6 @@
 newcomer waits while its id or endpoint is taken.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Key files have the format of ``zmq.auth``, which the vLLM plug-in reads too.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

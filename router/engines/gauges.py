@@ -1,7 +1,5 @@
 """vLLM's gauges, polled over HTTP for workers without snapshots."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -1,7 +1,5 @@
 """Health checks: which engines are up, and which models they serve, adapters included."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping

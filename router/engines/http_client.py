@@ -4,8 +4,6 @@ Bodies go to an iterator, or to a sink, which costs no turn of the event loop. h
 times as much per token.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Sequence

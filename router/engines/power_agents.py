@@ -1,7 +1,5 @@
 """Power of workers from agents (``evenstep agent``), where engines do not report it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

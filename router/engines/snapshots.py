@@ -9,8 +9,6 @@ Messages are read in turns, one per worker, so that ranks in lockstep stay toget
 ``zmq_reader`` says when.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import defaultdict

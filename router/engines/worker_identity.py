@@ -1,7 +1,5 @@
 """Which worker a snapshot stream belongs to, and which ranks share a URL."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 

@@ -8,8 +8,6 @@ ZMQ signals a descriptor once, not per message, and any call on a socket may con
 sockets are read until empty, and again after any other call.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import select

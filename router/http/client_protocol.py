@@ -5,8 +5,6 @@ answers to earlier requests. Then nothing more is parsed: when a message's end i
 the next one's start.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

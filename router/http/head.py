@@ -5,8 +5,6 @@ bare line ends, folded lines, control characters, chunk sizes. Refused here is w
 although two servers could read it differently (RFC 9112, 3.2, 6.1, 11.2).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

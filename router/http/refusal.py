@@ -1,7 +1,5 @@
 """Requests refused before the application; their connection is closed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import msgspec

@@ -3,8 +3,6 @@
 uvicorn does not promise to keep them.
 """
 
-from __future__ import annotations
-
 import dis
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set

@@ -3,8 +3,6 @@
 ``metrics.workers`` has the metrics of workers and of the sources of their states.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

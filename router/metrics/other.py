@@ -1,7 +1,5 @@
 """Tables of the metrics of API keys, of the clients' port and of the router's processes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

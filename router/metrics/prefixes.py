@@ -1,7 +1,5 @@
 """Table of the metrics of prefix caches: what the router knows of them, and how right it is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from router.core.state.group import Group

@@ -1,7 +1,5 @@
 """Prometheus metrics, read from the router's counters at each scrape."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """Metrics of what a group's steps have taught of their cost."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from router.core.state.group import Group

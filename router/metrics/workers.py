@@ -1,7 +1,5 @@
 """Tables of the metrics of single workers and of the sources of their states."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import MappingProxyType
 

@@ -3,8 +3,6 @@
 It only reads the snapshots of the engines' plug-in. No request passes through it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

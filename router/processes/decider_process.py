@@ -3,8 +3,6 @@
 Requests that proxies forward whole get the same application as in a single-process router.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import shutil

@@ -1,7 +1,5 @@
 """The routing data of proxies; the deciding process sends it again whenever it changes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import msgspec

@@ -1,7 +1,5 @@
 """Requests that the deciding process serves itself: a proxy forwards them whole and unchanged."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from functools import partial

@@ -3,8 +3,6 @@
 Times are of the monotonic clock, which the processes of a machine share.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from router.core.errors import (

@@ -3,8 +3,6 @@
 A frame is a length (4 bytes, big-endian) and a msgpack message.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

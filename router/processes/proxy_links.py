@@ -1,7 +1,5 @@
 """The socket that proxies connect to, and messages to all of them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

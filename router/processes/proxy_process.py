@@ -3,8 +3,6 @@
 It imports neither numba, numpy nor FastAPI: only the deciding process needs them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

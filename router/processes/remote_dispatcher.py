@@ -7,8 +7,6 @@ While the deciding process is gone, streams go on. Waiting requests get 503 afte
 when it is silent for ``SILENT_S``.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Turns ``evenstep serve`` into the supervisor of several processes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ It holds the listening sockets: connections queued in a dead proxy's socket wait
 successor. Processes report to it as to systemd (``NOTIFY_SOCKET``), and end with it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The router's own answers, headers in either direction, and what an answer counts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

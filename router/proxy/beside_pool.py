@@ -4,8 +4,6 @@ Each goes to the live worker with the fewest requests of all kinds. If that fail
 byte, another worker is tried.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Set

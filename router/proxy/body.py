@@ -3,8 +3,6 @@
 Invalid values pass: the client receives the engine's own 400.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import msgspec

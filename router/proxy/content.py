@@ -1,7 +1,5 @@
 """Ids of a prompt's content, which prefix caches are asked for; nothing long is decoded."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 

@@ -1,7 +1,5 @@
 """Endpoints that generate: their requests wait in a pool for a worker's slot."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Server-sent events: forwarded whole, counted and timed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 

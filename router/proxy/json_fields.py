@@ -3,8 +3,6 @@
 Unread values become no objects, which take many times the memory and block the event loop.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from typing import Any

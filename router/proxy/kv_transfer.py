@@ -9,8 +9,6 @@ location. Both requests share a ``transfer_id`` of the router. The second also n
 server and the prefill engine's id; ``GET /query`` there lists the ids by data-parallel rank.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Forms with files: read or replace the model that they name, nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from python_multipart.exceptions import FormParserError

@@ -4,8 +4,6 @@ It ends complete, failed, or abandoned by its client. Before the first byte a fa
 only time: the request returns to its place in the pool.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Awaitable

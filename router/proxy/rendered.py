@@ -3,8 +3,6 @@
 One walk covers all dialects: clients mix them.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from router.proxy.json_fields import ABSENT, Raw, given, items, json_bytes, start, text_bytes, true

@@ -4,8 +4,6 @@ The header comes first, other lines as they happen. Unknown keys are ignored; an
 rejected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """``--record FILE``: writes a recording as it happens, off the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

@@ -1,7 +1,5 @@
 """Turns what a router sees into recording lines, for any number of listeners."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, field
 from functools import partial

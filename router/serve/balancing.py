@@ -1,7 +1,5 @@
 """Policy and queue limits from the settings, changeable at run time."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import Counter

@@ -5,8 +5,6 @@ the drain. After the drain delay new requests are rejected (``front``). Open ans
 grace period, then are cancelled. A second signal ends that period, a third the process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

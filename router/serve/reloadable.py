@@ -1,7 +1,5 @@
 """Parts of the router that accept settings at run time: which settings, and what they change."""
 
-from __future__ import annotations
-
 import ssl
 
 from router.config.live import Part

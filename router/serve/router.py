@@ -1,7 +1,5 @@
 """``evenstep serve`` from top to bottom: every part of the router, and how long each runs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -9,8 +9,6 @@ each running request is cleared with probability beta and restarts from its prom
 engines do that; vLLM preempts the request admitted last.
 """
 
-from __future__ import annotations
-
 from engine_patches.admission.ledger import Key, Ledger, Memory, Ticket, engine_order
 from engine_patches.admission.protocol import Verdict
 

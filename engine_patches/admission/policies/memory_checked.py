@@ -6,8 +6,6 @@ Extensions: priorities, ageing (the longest would starve), memory in blocks, ren
 predictions, and a share of memory kept free for their errors.
 """
 
-from __future__ import annotations
-
 from engine_patches.admission.ledger import Key, Ledger, Lengths, Memory, Ticket
 from engine_patches.admission.protocol import Verdict
 from engine_patches.admission.theory.completions import Completions

@@ -7,8 +7,6 @@ only those of the last. A type or segment that has not moved for half a minute g
 next arrival: as printed, the last requests of a day would never end.
 """
 
-from __future__ import annotations
-
 import warnings
 from bisect import bisect_right
 from collections import Counter

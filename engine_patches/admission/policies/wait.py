@@ -9,8 +9,6 @@ Rates and step times are measured as they change, as in (15). Memory is kept fre
 ``headroom``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 

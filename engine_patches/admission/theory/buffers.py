@@ -6,8 +6,6 @@ the paper's two bounds for it, Lemma 8's, 8 D / n_{k-1} with D = n_k - p n_{k-1}
 from segment k-1 to k, p_{k-1} in the notation of (12).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

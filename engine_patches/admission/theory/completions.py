@@ -9,8 +9,6 @@ counts for that one only: a request counts without the longest prefix that it sh
 request that ends later.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence

@@ -5,8 +5,6 @@ the paper takes l' + 1 steps and holds l + s tokens in stage s = 0 … l'. On an
 request with a prompt of l tokens that returns l' + 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ segment by segment and sums the buffers. Here Y is the memory in tokens of all r
 run. Theta is chosen to make level plus buffer about minimal, and n follows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Container, Sequence
 

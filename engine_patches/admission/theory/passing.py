@@ -4,8 +4,6 @@ Nested WAIT (arXiv 2504.11320, section 5) predicts no single length. It knows ea
 progress, and for each segment only the share p_k that passes to the next.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ segment's middle at half its end; neither is used. There are as many thresholds 
 segments.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Validity of given thresholds: (11), (12) and (16) of arXiv 2504.11320; see ``thresholds``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A diagnosis made before a policy switch, compared with a measurement made after it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any

@@ -1,7 +1,5 @@
 """Results that each policy would have had with the recorded requests."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Verdict whether balancing matters on this cluster, with the reasons."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum

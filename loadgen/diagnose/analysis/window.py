@@ -1,7 +1,5 @@
 """The diagnosed part of a recording: one group's steps as arrays, and its requests."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """All studies by name, in the order of appearance; a new study is one file and one row."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

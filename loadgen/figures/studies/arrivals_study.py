@@ -1,7 +1,5 @@
 """Open arrivals: where token-aware routing suffices, and where it does not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path

@@ -3,8 +3,6 @@
 The paper is "Serving Chain-structured Jobs with Large Memory Footprints", section 4.1.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ The paper is "Serving Chain-structured Jobs with Large Memory Footprints", secti
 policies have a queue per chain; two of them are also shown with one queue for all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType

@@ -3,8 +3,6 @@
 The paper is "Serving Chain-structured Jobs with Large Memory Footprints", section 4.1.2.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ The paper is "Serving Chain-structured Jobs with Large Memory Footprints", secti
 PETALS itself on slices of three GPUs; this study does not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType

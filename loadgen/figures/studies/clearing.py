@@ -1,7 +1,5 @@
 """MC-SF against the baselines of its paper: arXiv 2502.07115, Figure 5 and the search for alpha."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Cost of a deadline: no request waits for longer than W steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from loadgen.figures.cases import Case

@@ -1,7 +1,5 @@
 """Cost of a delay between decision and engine, and how much over-commit recovers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from loadgen.figures.cases import Case

@@ -1,7 +1,5 @@
 """Prefill workers: computed prompts, and their KV, wait for a better assignment."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path

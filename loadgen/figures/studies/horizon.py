@@ -1,7 +1,5 @@
 """Figure 4 of arXiv 2601.17855: the look-ahead's horizon, with and without discount."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Admission under KV pressure: evictions, throughput and latency by policy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType

@@ -6,8 +6,6 @@ token takes 0.095 us (t_l of these studies, fitted to such a model on an A100), 
 1,000. beta = 100 stands for prompts with nine tenths in the prefix cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType

@@ -6,8 +6,6 @@ request is assigned. It takes the imbalance after requests have ended and before
 refilled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 

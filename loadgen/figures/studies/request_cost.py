@@ -1,7 +1,5 @@
 """Remaining gain when each running request adds a cost of its own (t_r) to a step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

@@ -1,7 +1,5 @@
 """BF-IO and baselines from 16 to 256 workers (BurstGPT lengths)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path

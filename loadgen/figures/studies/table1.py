@@ -1,7 +1,5 @@
 """Table 1 of arXiv 2601.17855, on both traces, with every policy and kind of look-ahead."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 

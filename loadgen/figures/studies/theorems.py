@@ -5,8 +5,6 @@ with a growth per step other than one token (3). As in the theorems, BF-IO consi
 only.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

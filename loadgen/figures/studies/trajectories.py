@@ -1,7 +1,5 @@
 """Figures 6 and 7 of arXiv 2601.17855: loads and power over time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

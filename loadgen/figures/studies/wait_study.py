@@ -1,7 +1,5 @@
 """WAIT and Nested WAIT, as printed and live: arXiv 2504.11320, Example 2 and section 6."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

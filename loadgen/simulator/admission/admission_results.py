@@ -1,7 +1,5 @@
 """Measurements of an admission simulation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 import numpy as np

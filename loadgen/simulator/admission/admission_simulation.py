@@ -4,8 +4,6 @@ Requests arrive at their times. vLLM's queue limits may refuse them; the others 
 ``loadgen.engine.engine`` until the last one ends. A step takes the time of the scenario's cost.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field

@@ -4,8 +4,6 @@ They are the engines and lengths of arXiv 2502.07115 (chat70b) and of arXiv 2504
 example2), and long reasoning on a larger engine (reason32b).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

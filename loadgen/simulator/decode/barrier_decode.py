@@ -5,8 +5,6 @@ own code decides; (3) every running request takes one step, which lasts C + max_
 n_g). The slots of requests that end with it are free at step k + 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Configuration of one simulation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace

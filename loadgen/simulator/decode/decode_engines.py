@@ -6,8 +6,6 @@ No state moves from step to step: a request's first and last step are known when
 tokens at any step follow from these.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence

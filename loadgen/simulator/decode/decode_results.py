@@ -1,7 +1,5 @@
 """Measurements of a simulation (definitions: arXiv 2601.17855, section 6.1)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 

@@ -1,7 +1,5 @@
 """Result of a simulation as a table for the terminal."""
 
-from __future__ import annotations
-
 from rich.console import Group, RenderableType
 from rich.text import Text
 

@@ -1,7 +1,5 @@
 """Prompt sizes as a router estimates them without exact counts."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """Several policies on the same requests: means over the seeds, and paired differences."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 

@@ -5,8 +5,6 @@ memory, and goes to the one with the fewest outstanding prompt tokens. The emula
 it in chunks; each worker steps alone. Its KV holds memory until a decode worker has fetched it.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Router of a simulation: the live pool, look-ahead, rounds and policies, in steps."""
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set

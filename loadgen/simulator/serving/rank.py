@@ -1,7 +1,5 @@
 """One rank: an engine, and what it tells the router after each step, as the plug-in does."""
 
-from __future__ import annotations
-
 from loadgen.engine.engine import Engine
 from loadgen.engine.engine_state import IDLE, state_of
 from loadgen.engine.request import EngineRequest

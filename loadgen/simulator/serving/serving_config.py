@@ -1,7 +1,5 @@
 """Configuration of one simulation of whole engines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal, Self

@@ -1,7 +1,5 @@
 """Measurements of a simulation of whole engines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 

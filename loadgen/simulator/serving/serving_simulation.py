@@ -6,8 +6,6 @@ live ``Cluster``, from which ``RoundDecider`` decides, as in the live router: on
 by the state after the last step, and for those that wait at each step's end.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Sequence

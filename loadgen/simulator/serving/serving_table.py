@@ -1,7 +1,5 @@
 """Result of a simulation of whole engines as a table for the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rich.console import Group, RenderableType

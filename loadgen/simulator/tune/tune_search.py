@@ -1,7 +1,5 @@
 """Search for the best H, gamma, mu and lead of BF-IO by short simulations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -3,8 +3,6 @@
 Meters are read less often than steps end: a reading is divided over all work since the last one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

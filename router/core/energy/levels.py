@@ -4,8 +4,6 @@ A span's joules are the sum of its seconds times watts per activity. Least squar
 yields the watts, given enough time of each activity and varying proportions.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

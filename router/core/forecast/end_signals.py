@@ -3,8 +3,6 @@
 No signal lets a request outlive its cap, and none uses the future.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable

@@ -1,7 +1,5 @@
 """BF-IO's work profile as a group's own steps show it: nobody has to know it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """BF-IO's input at each decision of one group, live and simulated alike."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

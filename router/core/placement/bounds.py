@@ -5,8 +5,6 @@ and exponential work. With n requests in the system, chains complete at most wha
 slots do, and at least what the n slowest do. Either is a birth-death process.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

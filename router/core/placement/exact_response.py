@@ -8,8 +8,6 @@ levels are eliminated from the top (Gaver, Jacobs and Latouche, "Finite birth-an
 randomly changing environments", 1984).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

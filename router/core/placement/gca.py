@@ -5,8 +5,6 @@ a placement takes all slots that it can, then the fastest of the rest, until non
 Theorem 3.5 a policy that takes the fastest chain with a free slot needs no others.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections import defaultdict

@@ -6,8 +6,6 @@ arrivals, so all numbers that change a placement are compared. Few are computed 
 bounds come cheap (``ideal_rates``).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ tenant that wants less than its weight times the level gets all it wants. A tena
 share may have more for a while: a short burst need not wait behind an endless stream.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 

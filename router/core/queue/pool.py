@@ -3,8 +3,6 @@
 Times are on the caller's clock: seconds live, steps in a simulator.
 """
 
-from __future__ import annotations
-
 import math
 from array import array
 from bisect import bisect_left, bisect_right

@@ -1,7 +1,5 @@
 """One round: from pool and workers to checked assignments."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from itertools import accumulate, pairwise

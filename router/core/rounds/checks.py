@@ -1,7 +1,5 @@
 """Checks of a policy's answer. No policy is trusted."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

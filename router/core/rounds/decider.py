@@ -1,7 +1,5 @@
 """Decisions for one group: the rounds of the live router and of the simulator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar

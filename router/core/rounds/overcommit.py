@@ -7,8 +7,6 @@ where they are long. So the share of lost slot time decides. Where a number work
 which tells nothing of a lower one: that is tried now and then.
 """
 
-from __future__ import annotations
-
 from router.core.state.barrier import StepTotals
 
 MOST = 2

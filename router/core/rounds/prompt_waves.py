@@ -7,8 +7,6 @@ they are equal. Of a wave's delay only a part counts, since a larger wave delays
 is not in the paper.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

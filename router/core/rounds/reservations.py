@@ -5,8 +5,6 @@ A worker lowered beforehand costs only its own distance. So part of the prompt's
 ahead of time, up to the fullest. This is not in the paper.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ request (a black hole). So failures in a row, or a large share of failures, ejec
 share of a group's workers may be out, and the last one stays.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ It joins two sources on demand: engines' snapshots (``Feed``), and this router's
 snapshot shows yet (``Worker``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@ A delta lists only what did not grow as the others did. What a request has gener
 of the table, so a delta costs what it lists, not what runs.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 

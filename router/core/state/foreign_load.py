@@ -5,8 +5,6 @@ dispatches. So only what exceeds this router's own highest count of the last ``L
 other clients' load.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 

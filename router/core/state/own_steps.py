@@ -1,7 +1,5 @@
 """Steps of engines that tell none."""
 
-from __future__ import annotations
-
 from router.core.types import Request
 
 

@@ -5,8 +5,6 @@ runs out of work: prompts wait in the router and go where work ends first. It ne
 beside the KV that it keeps.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from router.core.forecast.end_signals import Departure

@@ -1,7 +1,5 @@
 """Details of each step by worker, for observers that need more than sums."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import msgspec

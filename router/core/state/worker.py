@@ -3,8 +3,6 @@
 A dispatch counts from its sending to the first snapshot that shows it, however stale that one is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
