@@ -1,186 +1,166 @@
 """Decisions: how the policy decides, how long it takes, and its inputs."""
 
-from dashboards.panel import Board, Panel, Query, Row, mean, of_group, quantiles, rate, ratio
+from dashboards.panel import Board, Panel, Query, lines, mean, of_group, quantiles, rate, ratio, row
 
 
 def _parameter(title: str, text: str, name: str) -> Panel:
-    return Panel(title, text, "short", (Query(of_group(name, "max")),), width=6)
+    return lines(title, text, "short", of_group(name, "max"), width=6)
 
 
-ROUNDS = Row(
+ROUNDS = row(
     "Rounds",
-    (
-        Panel(
-            "Time of a decision",
-            "How long a round takes to assign requests, the look-ahead included. Above a tenth of "
-            "a step it delays others: lower --solver-ms.",
-            "s",
-            quantiles("evenstep_decision_seconds"),
-        ),
-        Panel(
-            "Rounds",
-            "Rounds per second in which requests were assigned, or held back since their prompts "
-            "would make all workers wait.",
-            "ops",
-            (
-                Query(rate("evenstep_rounds_total")),
-                Query(rate("evenstep_rounds_held_total"), "{{group}} held back"),
-            ),
-        ),
-        Panel(
-            "Policy errors",
-            "Rounds per second in which the policy failed and a simpler one stood in. Should be 0; "
-            "the router's log has the error.",
-            "ops",
-            (Query(rate("evenstep_policy_errors_total")),),
-        ),
-        Panel(
-            "Requests to choose from, and chosen",
-            "Average per round: waiting when it began, and assigned. With one to choose from a "
-            "joint decision is no better than one after the other.",
-            "short",
-            (
-                Query(mean("evenstep_decision_candidates"), "{{group}} waiting"),
-                Query(mean("evenstep_decision_admitted"), "{{group}} assigned"),
-            ),
-        ),
-        Panel(
-            "Objective of bfio (KV tokens)",
-            "What the chosen assignment comes to, on average: imbalance, weighted over the "
-            "look-ahead. Only with --policy bfio.",
-            "short",
-            (Query(mean("evenstep_decision_objective_tokens")),),
-        ),
-        Panel(
-            "Moves of bfio's search",
-            "Changes that it weighed in a round, on average; as many as --solver-ms buys, or until "
-            "none is better. Only with --policy bfio.",
-            "short",
-            (Query(mean("evenstep_decision_moves")),),
-        ),
+    lines(
+        "Time of a decision",
+        "How long a round takes to assign requests, the look-ahead included. Above a tenth of a "
+        "step it delays others: lower --solver-ms.",
+        "s",
+        *quantiles("evenstep_decision_seconds"),
+    ),
+    lines(
+        "Rounds",
+        "Rounds per second in which requests were assigned, or held back since their prompts would "
+        "make all workers wait.",
+        "ops",
+        rate("evenstep_rounds_total"),
+        Query(rate("evenstep_rounds_held_total"), "{{group}} held back"),
+    ),
+    lines(
+        "Policy errors",
+        "Rounds per second in which the policy failed and a simpler one stood in. Should be 0; the "
+        "router's log has the error.",
+        "ops",
+        rate("evenstep_policy_errors_total"),
+    ),
+    lines(
+        "Requests to choose from, and chosen",
+        "Average per round: waiting when it began, and assigned. With one to choose from a joint "
+        "decision is no better than one after the other.",
+        "short",
+        Query(mean("evenstep_decision_candidates"), "{{group}} waiting"),
+        Query(mean("evenstep_decision_admitted"), "{{group}} assigned"),
+    ),
+    lines(
+        "Objective of bfio (KV tokens)",
+        "What the chosen assignment comes to, on average: imbalance, weighted over the look-ahead. "
+        "Only with --policy bfio.",
+        "short",
+        mean("evenstep_decision_objective_tokens"),
+    ),
+    lines(
+        "Moves of bfio's search",
+        "Changes that it weighed in a round, on average; as many as --solver-ms buys, or until "
+        "none is better. Only with --policy bfio.",
+        "short",
+        mean("evenstep_decision_moves"),
     ),
 )
 
-LOOK_AHEAD = Row(
+LOOK_AHEAD = row(
     "Look-ahead of bfio (only with --policy bfio)",
-    (
-        _parameter(
-            "Horizon (steps)",
-            "Steps that bfio looks ahead beyond the coming one; 0 while nothing is known of ends.",
-            "evenstep_horizon_steps",
-        ),
-        _parameter(
-            "Discount",
-            "Weight of a step of the look-ahead against the one before it.",
-            "evenstep_discount",
-        ),
-        _parameter(
-            "Weight of the quadratic term (per token)",
-            "How much an even spread counts among assignments of equal imbalance.",
-            "evenstep_tie_weight",
-        ),
-        _parameter(
-            "Lead (KV tokens)",
-            "How far below the others bfio leaves a worker that it can fill.",
-            "evenstep_lead_tokens",
-        ),
+    _parameter(
+        "Horizon (steps)",
+        "Steps that bfio looks ahead beyond the coming one; 0 while nothing is known of ends.",
+        "evenstep_horizon_steps",
+    ),
+    _parameter(
+        "Discount",
+        "Weight of a step of the look-ahead against the one before it.",
+        "evenstep_discount",
+    ),
+    _parameter(
+        "Weight of the quadratic term (per token)",
+        "How much an even spread counts among assignments of equal imbalance.",
+        "evenstep_tie_weight",
+    ),
+    _parameter(
+        "Lead (KV tokens)",
+        "How far below the others bfio leaves a worker that it can fill.",
+        "evenstep_lead_tokens",
     ),
 )
 
-KNOWLEDGE = Row(
+KNOWLEDGE = row(
     "What decisions go by",
-    (
-        Panel(
-            "Skill of the forecast",
-            "1: ends of requests are known for certain; 0: no better than their base rate; below "
-            "0: worse. The look-ahead grows with it. Only with --policy bfio.",
-            "short",
-            (Query(of_group("evenstep_forecast_skill", "max")),),
-        ),
-        Panel(
-            "Bytes taken for a token",
-            "Learned from what engines have counted; sizes prompts that no engine has seen yet.",
-            "short",
-            (Query(of_group("evenstep_bytes_per_token", "max")),),
-        ),
-        Panel(
-            "Prompts whose size was a guess",
-            "Requests per second that were given to a worker before any engine had counted their "
-            "prompt. All of them where prompts come as text.",
-            "reqps",
-            (Query(rate("evenstep_requests_estimated_total")),),
-        ),
+    lines(
+        "Skill of the forecast",
+        "1: ends of requests are known for certain; 0: no better than their base rate; below 0: "
+        "worse. The look-ahead grows with it. Only with --policy bfio.",
+        "short",
+        of_group("evenstep_forecast_skill", "max"),
+    ),
+    lines(
+        "Bytes taken for a token",
+        "Learned from what engines have counted; sizes prompts that no engine has seen yet.",
+        "short",
+        of_group("evenstep_bytes_per_token", "max"),
+    ),
+    lines(
+        "Prompts whose size was a guess",
+        "Requests per second that were given to a worker before any engine had counted their "
+        "prompt. All of them where prompts come as text.",
+        "reqps",
+        rate("evenstep_requests_estimated_total"),
     ),
 )
 
-PREFIXES = Row(
+PREFIXES = row(
     "Prefix caches (of workers that tell what theirs hold)",
-    (
-        Panel(
-            "Prompt tokens that were cached",
-            "Share of the prompt tokens of requests sent that their engine had in its prefix cache "
-            "and did not compute again, and the share that the router had taken for cached.",
-            "percentunit",
-            (
-                Query(
-                    ratio(
-                        "evenstep_prefix_found_tokens_total", "evenstep_prefix_prompt_tokens_total"
-                    ),
-                    "{{group}} found",
-                ),
-                Query(
-                    ratio(
-                        "evenstep_prefix_foretold_tokens_total",
-                        "evenstep_prefix_prompt_tokens_total",
-                    ),
-                    "{{group}} foretold",
-                ),
+    lines(
+        "Prompt tokens that were cached",
+        "Share of the prompt tokens of requests sent that their engine had in its prefix cache and "
+        "did not compute again, and the share that the router had taken for cached.",
+        "percentunit",
+        Query(
+            ratio("evenstep_prefix_found_tokens_total", "evenstep_prefix_prompt_tokens_total"),
+            "{{group}} found",
+        ),
+        Query(
+            ratio(
+                "evenstep_prefix_foretold_tokens_total",
+                "evenstep_prefix_prompt_tokens_total",
             ),
+            "{{group}} foretold",
         ),
-        Panel(
-            "Prompt tokens not computed again",
-            "Tokens per second that engines found in their prefix caches.",
-            "short",
-            (Query(rate("evenstep_prefix_found_tokens_total")),),
+    ),
+    lines(
+        "Prompt tokens not computed again",
+        "Tokens per second that engines found in their prefix caches.",
+        "short",
+        rate("evenstep_prefix_found_tokens_total"),
+    ),
+    lines(
+        "How right the router is about them",
+        "Share of requests for which it foretold exactly what the engine found, and by how much it "
+        "was off, as a share of the prompt tokens. Token ids are foretold exactly, texts within "
+        "some hundred bytes.",
+        "percentunit",
+        Query(
+            ratio("evenstep_prefix_right_requests_total", "evenstep_prefix_requests_total"),
+            "{{group}} exact",
         ),
-        Panel(
-            "How right the router is about them",
-            "Share of requests for which it foretold exactly what the engine found, and by how "
-            "much it was off, as a share of the prompt tokens. Token ids are foretold exactly, "
-            "texts within some hundred bytes.",
-            "percentunit",
-            (
-                Query(
-                    ratio("evenstep_prefix_right_requests_total", "evenstep_prefix_requests_total"),
-                    "{{group}} exact",
-                ),
-                Query(
-                    ratio(
-                        "evenstep_prefix_error_tokens_total", "evenstep_prefix_prompt_tokens_total"
-                    ),
-                    "{{group}} off",
-                ),
-            ),
+        Query(
+            ratio("evenstep_prefix_error_tokens_total", "evenstep_prefix_prompt_tokens_total"),
+            "{{group}} off",
         ),
-        Panel(
-            "Blocks in prefix caches",
-            "Distinct blocks that the router knows of. Of each worker: the worker dashboard.",
-            "short",
-            (Query(of_group("evenstep_prefix_blocks", "max")),),
-        ),
-        Panel(
-            "Blocks that were not noted",
-            "Per second, since the router's index of blocks was full. Above 0, it takes some "
-            "cached prompts for new ones.",
-            "ops",
-            (Query(rate("evenstep_prefix_blocks_dropped_total")),),
-        ),
-        Panel(
-            "Memory of the index",
-            "For the blocks, and for which blocks texts become.",
-            "bytes",
-            (Query(of_group("evenstep_prefix_memory_bytes", "max")),),
-        ),
+    ),
+    lines(
+        "Blocks in prefix caches",
+        "Distinct blocks that the router knows of. Of each worker: the worker dashboard.",
+        "short",
+        of_group("evenstep_prefix_blocks", "max"),
+    ),
+    lines(
+        "Blocks that were not noted",
+        "Per second, since the router's index of blocks was full. Above 0, it takes some cached "
+        "prompts for new ones.",
+        "ops",
+        rate("evenstep_prefix_blocks_dropped_total"),
+    ),
+    lines(
+        "Memory of the index",
+        "For the blocks, and for which blocks texts become.",
+        "bytes",
+        of_group("evenstep_prefix_memory_bytes", "max"),
     ),
 )
 

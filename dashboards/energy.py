@@ -3,41 +3,41 @@
 from dashboards.panel import (
     GROUP,
     Board,
-    Panel,
     Query,
-    Row,
+    lines,
     of_group,
     of_worker,
     rate,
     ratio,
+    row,
+    stacked,
+    stat,
 )
 
 _ENERGY = "evenstep_energy_joules_total"
 _TIMED = "evenstep_timed_worker_seconds_total"
 _COMPLETED = rate("evenstep_requests_total", where=GROUP + ',outcome="completed"')
 
-SPENT = Row(
+SPENT = row(
     "What is spent",
-    (
-        Panel(
-            "Power of the fleet",
-            "Sum of what workers last reported.",
-            "watt",
-            (Query(of_group("evenstep_worker_power_watts")),),
-        ),
-        Panel(
-            "Power of each worker",
-            "What the worker last reported; no line where engines do not report power.",
-            "watt",
-            of_worker("evenstep_worker_power_watts"),
-        ),
-        Panel(
-            "Energy in the time shown",
-            "What workers used in their steps, in the time range at the top.",
-            "joule",
-            (Query(f"sum by (group) (increase({_ENERGY}{{{GROUP}}}[$__range]))"),),
-            "stat",
-        ),
+    lines(
+        "Power of the fleet",
+        "Sum of what workers last reported.",
+        "watt",
+        of_group("evenstep_worker_power_watts"),
+    ),
+    lines(
+        "Power of each worker",
+        "What the worker last reported; no line where engines do not report power.",
+        "watt",
+        of_worker("evenstep_worker_power_watts"),
+    ),
+    stat(
+        "Energy in the time shown",
+        "What workers used in their steps, in the time range at the top.",
+        "joule",
+        f"sum by (group) (increase({_ENERGY}{{{GROUP}}}[$__range]))",
+        width=8,
     ),
 )
 
@@ -49,97 +49,86 @@ _USES = (
 )
 _ALL = " + ".join(rate(name) for _, name in _USES)
 
-BARRIER = Row(
+BARRIER = row(
     "What the barrier costs",
-    (
-        Panel(
-            "Where the energy goes",
-            "Useful: computing. Waiting: in steps, for the fullest worker; what balancing can "
-            "save. Idle: between steps, with nothing to run. Not divided: of steps that are known "
-            "only as a whole; calibrate with --power-levels. Together: all that meters counted.",
-            "watt",
-            tuple(Query(rate(name), f"{{{{group}}}} {use}") for use, name in _USES),
-            "stacked",
+    stacked(
+        "Where the energy goes",
+        "Useful: computing. Waiting: in steps, for the fullest worker; what balancing can save. "
+        "Idle: between steps, with nothing to run. Not divided: of steps that are known only as a "
+        "whole; calibrate with --power-levels. Together: all that meters counted.",
+        "watt",
+        *(Query(rate(name), f"{{{{group}}}} {use}") for use, name in _USES),
+    ),
+    lines(
+        "Power by what workers do",
+        "Watts of a worker at rest, waiting in steps and computing, fitted to what the meters have "
+        "counted; evenstep calibrate makes --power-levels of it. Empty until workers have done "
+        "enough of each.",
+        "watt",
+        Query(
+            f"avg by (group, state) (evenstep_fitted_power_watts{{{GROUP}}})",
+            "{{group}} {{state}}",
         ),
-        Panel(
-            "Power by what workers do",
-            "Watts of a worker at rest, waiting in steps and computing, fitted to what the meters "
-            "have counted; evenstep calibrate makes --power-levels of it. Empty until workers have "
-            "done enough of each.",
-            "watt",
-            (
-                Query(
-                    f"avg by (group, state) (evenstep_fitted_power_watts{{{GROUP}}})",
-                    "{{group}} {{state}}",
-                ),
+    ),
+    stacked(
+        "What metered workers do",
+        "Workers' seconds per second: idle between steps, waiting in steps, computing; unknown "
+        "where it is not known how long they waited.",
+        "short",
+        Query(rate("evenstep_metered_seconds_total", "group, state"), "{{group}} {{state}}"),
+    ),
+    lines(
+        "Share of energy spent waiting",
+        "Energy of waiting for the fullest worker by all energy. 0 where workers are even, or "
+        "while --power-levels are not calibrated.",
+        "percentunit",
+        f"{rate('evenstep_waiting_energy_joules_total')} / ({_ALL})",
+    ),
+    lines(
+        "Idle share of steps",
+        "Share of workers' time in steps in which they wait for the fullest one; and in which "
+        "engines have timed their waits themselves. The rest is modelled, by the fitted time that "
+        "a step takes for each KV token.",
+        "percentunit",
+        ratio("evenstep_waiting_seconds_total", _TIMED),
+        Query(
+            ratio(
+                "evenstep_measured_worker_seconds_total",
+                _TIMED,
             ),
-        ),
-        Panel(
-            "What metered workers do",
-            "Workers' seconds per second: idle between steps, waiting in steps, computing; unknown "
-            "where it is not known how long they waited.",
-            "short",
-            (Query(rate("evenstep_metered_seconds_total", "group, state"), "{{group}} {{state}}"),),
-            "stacked",
-        ),
-        Panel(
-            "Share of energy spent waiting",
-            "Energy of waiting for the fullest worker by all energy. 0 where workers are even, or "
-            "while --power-levels are not calibrated.",
-            "percentunit",
-            (Query(f"{rate('evenstep_waiting_energy_joules_total')} / ({_ALL})"),),
-        ),
-        Panel(
-            "Idle share of steps",
-            "Share of workers' time in steps in which they wait for the fullest one; and in which "
-            "engines have timed their waits themselves. The rest is modelled, by the fitted time "
-            "that a step takes for each KV token.",
-            "percentunit",
-            (
-                Query(ratio("evenstep_waiting_seconds_total", _TIMED)),
-                Query(
-                    ratio(
-                        "evenstep_measured_worker_seconds_total",
-                        _TIMED,
-                    ),
-                    "{{group}} timed by engines",
-                ),
-            ),
+            "{{group}} timed by engines",
         ),
     ),
 )
 
-COST = Row(
+COST = row(
     "What it buys",
-    (
-        Panel(
-            "Energy per output token",
-            "Energy of all workers' steps by the tokens that they decoded. It falls when fewer "
-            "workers wait for the most loaded one, and when batches are larger.",
-            "joule",
-            (Query(ratio(_ENERGY, "evenstep_output_tokens_total")),),
-        ),
-        Panel(
-            "All energy per output token",
-            "The same with what workers spent between steps, by their meters alone: what the "
-            "recording rule group:evenstep_energy_joules_per_output_token:rate5m keeps.",
-            "joule",
-            (Query(f"({_ALL}) / {rate('evenstep_output_tokens_total')}"),),
-        ),
-        Panel(
-            "Energy per completed request",
-            "The same by requests that were answered to the end; long answers cost more.",
-            "joule",
-            (Query(f"{rate(_ENERGY)} / {_COMPLETED}"),),
-        ),
-        Panel(
-            "Power in steps, busy and less busy",
-            "Energy of steps per second: while requests waited in the router (the fleet was full), "
-            "and while none did.",
-            "watt",
-            (Query(rate(_ENERGY, "group, pool"), "{{group}}, pool {{pool}}"),),
-            "stacked",
-        ),
+    lines(
+        "Energy per output token",
+        "Energy of all workers' steps by the tokens that they decoded. It falls when fewer workers "
+        "wait for the most loaded one, and when batches are larger.",
+        "joule",
+        ratio(_ENERGY, "evenstep_output_tokens_total"),
+    ),
+    lines(
+        "All energy per output token",
+        "The same with what workers spent between steps, by their meters alone: what the recording "
+        "rule group:evenstep_energy_joules_per_output_token:rate5m keeps.",
+        "joule",
+        f"({_ALL}) / {rate('evenstep_output_tokens_total')}",
+    ),
+    lines(
+        "Energy per completed request",
+        "The same by requests that were answered to the end; long answers cost more.",
+        "joule",
+        f"{rate(_ENERGY)} / {_COMPLETED}",
+    ),
+    stacked(
+        "Power in steps, busy and less busy",
+        "Energy of steps per second: while requests waited in the router (the fleet was full), and "
+        "while none did.",
+        "watt",
+        Query(rate(_ENERGY, "group, pool"), "{{group}}, pool {{pool}}"),
     ),
 )
 

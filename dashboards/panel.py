@@ -47,12 +47,36 @@ class Panel:
     width: int = 8
 
 
+def lines(title: str, text: str, unit: Unit, *queries: Query | str, width: int = 8) -> Panel:
+    """Lines over time; an expression alone has the legend of its group."""
+    return Panel(title, text, unit, _legended(queries), "lines", width)
+
+
+def stacked(title: str, text: str, unit: Unit, *queries: Query | str) -> Panel:
+    """Lines that add up."""
+    return Panel(title, text, unit, _legended(queries), "stacked")
+
+
+def stat(title: str, text: str, unit: Unit, *queries: Query | str, width: int = 4) -> Panel:
+    """The latest value in large type."""
+    return Panel(title, text, unit, _legended(queries), "stat", width)
+
+
+def _legended(queries: Sequence[Query | str]) -> Sequence[Query]:
+    return tuple(Query(query) if isinstance(query, str) else query for query in queries)
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """Panels under one heading."""
 
     title: str
     panels: Sequence[Panel]
+
+
+def row(title: str, *panels: Panel) -> Row:
+    """Panels under one heading."""
+    return Row(title, panels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +128,6 @@ def of_group(name: str, fold: str = "sum") -> str:
     return f"{fold} by (group) ({name}{{{GROUP}}})"
 
 
-def of_worker(name: str) -> tuple[Query]:
+def of_worker(name: str) -> Query:
     """A gauge of each chosen worker."""
-    return (Query(f"{name}{{{WORKER}}}", WORKER_LEGEND),)
+    return Query(f"{name}{{{WORKER}}}", WORKER_LEGEND)
