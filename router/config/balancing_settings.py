@@ -41,17 +41,16 @@ class BalancingSettings(SettingGroup):
         validate_default=True,
     )
     pool_size: int = setting(
-        1024, "Requests of a group that may wait.", metavar="N", ge=1, le=1_000_000, live=True
+        1024, "Requests of a group that may wait.", between=(1, 1_000_000), live=True
     )
     queue_timeout_s: float = setting(
-        60.0, "Longest wait for a slot.", unit="s", ge=MOMENT_S, le=WEEK_S, live=True
+        60.0, "Longest wait for a slot.", unit="s", between=(MOMENT_S, WEEK_S), live=True
     )
     starvation_s: float = setting(
         5.0,
         "Wait after which a request goes before all others of its priority.",
         unit="s",
-        ge=MOMENT_S,
-        le=WEEK_S,
+        between=(MOMENT_S, WEEK_S),
         live=True,
     )
     lookahead: Literal["auto", "none", "cap", "survival"] = setting(
@@ -65,32 +64,28 @@ class BalancingSettings(SettingGroup):
         None,
         "Steps that bfio looks ahead; unset: by the rule of docs/policies.md.",
         metavar="H",
-        ge=0,
-        le=256,
+        between=(0, 256),
         live=True,
     )
     discount: float | None = setting(
         None,
         "Weight gamma of a step against the one before; unset: by the rule of docs/policies.md.",
         metavar="GAMMA",
-        ge=1e-6,
-        le=1,
+        between=(1e-6, 1),
         live=True,
     )
     tie_weight: float | None = setting(
         None,
         "Weight mu of bfio's quadratic term, per token; unset: by the rule of docs/policies.md.",
         metavar="MU",
-        ge=0,
-        le=1e6,
+        between=(0, 1e6),
         live=True,
     )
     solver_ms: float = setting(
         1.0,
         "Time for all searches of bfio in one decision.",
         unit="ms",
-        ge=0.01,
-        le=1000,
+        between=(0.01, 1000),
         live=True,
     )
     overcommit: int | None = setting(
@@ -98,8 +93,7 @@ class BalancingSettings(SettingGroup):
         "Requests that may queue in an engine; "
         "unset: as the measured gap between two requests of a slot requires.",
         metavar="N",
-        ge=0,
-        le=64,
+        between=(0, 64),
         live=True,
     )
     step_time: str = setting(
@@ -111,7 +105,7 @@ class BalancingSettings(SettingGroup):
         advanced=True,
     )
     seed: int = setting(
-        0, "Seed of policies that draw at random.", metavar="N", ge=0, le=2**64 - 1, live=True
+        0, "Seed of policies that draw at random.", between=(0, 2**64 - 1), live=True
     )
 
     @property

@@ -22,29 +22,23 @@ class RequestSettings(SettingGroup):
         False,
         "Whether answers name their worker (x-evenstep-worker) and their requests' seconds in the "
         "pool (x-evenstep-pool-wait-s).",
-        metavar="true|false",
         live=True,
     )
     client_ranks: bool = setting(
         False,
         "Whether a client's X-Data-Parallel-Rank chooses the rank that serves its request, as in "
         "vLLM; other requests go where the policy says.",
-        metavar="true|false",
         live=True,
     )
     max_slots: int = setting(
         DEFAULT_LIMITS.max_slots,
         "Answers that one request may ask for: its prompts times n; more: 400.",
-        metavar="N",
-        ge=1,
-        le=65_536,
+        between=(1, 65_536),
     )
     max_messages: int = setting(
         DEFAULT_LIMITS.max_messages,
         "Messages of a chat and their parts together; more: 400.",
-        metavar="N",
-        ge=1,
-        le=65_536,
+        between=(1, 65_536),
     )
 
     @property
@@ -82,76 +76,62 @@ class LimitSettings(SettingGroup):
     max_connections: int = setting(
         _DEFAULTS.max_connections,
         "Open connections of clients; a further one: 503, then closed.",
-        metavar="N",
-        ge=1,
-        le=1_000_000,
+        between=(1, 1_000_000),
     )
     max_uri_bytes: int = setting(
         _DEFAULTS.max_uri_bytes,
         "Longest path with query; longer: 414.",
         metavar="N",
         unit="bytes",
-        ge=256,
-        le=1_048_576,
+        between=(256, 1_048_576),
     )
     max_header_bytes: int = setting(
         _DEFAULTS.max_header_bytes,
         "Longest request line with header fields; longer: 431.",
         metavar="N",
         unit="bytes",
-        ge=1024,
-        le=1_048_576,
+        between=(1024, 1_048_576),
     )
     max_headers: int = setting(
-        _DEFAULTS.max_headers,
-        "Header fields of a request; more: 431.",
-        metavar="N",
-        ge=8,
-        le=10_000,
+        _DEFAULTS.max_headers, "Header fields of a request; more: 431.", between=(8, 10_000)
     )
     max_body_bytes: int = setting(
         _DEFAULTS.max_body_bytes,
         "Longest body of a request; longer: 413.",
         metavar="N",
         unit="bytes",
-        ge=1024,
-        le=2**30,
+        between=(1024, 2**30),
     )
     max_bodies_bytes: int = setting(
         _DEFAULTS.max_bodies_bytes,
         "Bodies of all open requests together; more: 503.",
         metavar="N",
         unit="bytes",
-        ge=1024,
-        le=2**40,
+        between=(1024, 2**40),
     )
     header_timeout_s: float = setting(
         _DEFAULTS.header_timeout_s,
         "Longest wait for the end of a request's header fields; then 408.",
         unit="s",
-        ge=MOMENT_S,
-        le=DAY_S,
+        between=(MOMENT_S, DAY_S),
     )
     body_timeout_s: float = setting(
         _DEFAULTS.body_timeout_s,
         "Longest wait for the end of a request's body; then 408.",
         unit="s",
-        ge=MOMENT_S,
-        le=DAY_S,
+        between=(MOMENT_S, DAY_S),
     )
     keep_alive_timeout_s: float = setting(
         _DEFAULTS.keep_alive_timeout_s,
         "How long a connection stays open between two requests.",
         unit="s",
-        ge=MOMENT_S,
-        le=DAY_S,
+        between=(MOMENT_S, DAY_S),
     )
     write_timeout_s: float = setting(
         _DEFAULTS.write_timeout_s,
         "Longest wait for a client that does not read its answer.",
         unit="s",
-        ge=MOMENT_S,
-        le=DAY_S,
+        between=(MOMENT_S, DAY_S),
     )
 
 
@@ -167,9 +147,7 @@ class AccessSettings(SettingGroup):
         live=IF_GIVEN,
     )
     worker_api_key_file: str | None = setting(
-        None,
-        "File with the API key that the engines require (vLLM's --api-key).",
-        metavar="FILE",
+        None, "File with the API key that the engines require (vLLM's --api-key).", metavar="FILE"
     )
     admin_key_file: str | None = setting(
         None,

@@ -49,8 +49,7 @@ class EngineSettings(SettingGroup):
         30.0,
         "How long a prefill worker keeps KV that no worker fetches; NIXL's kv_lease_duration.",
         unit="s",
-        ge=MOMENT_S,
-        le=DAY_S,
+        between=(MOMENT_S, DAY_S),
         advanced=True,
     )
     power_levels: tuple[float, float, float] | None = setting(
@@ -61,46 +60,40 @@ class EngineSettings(SettingGroup):
         unit="W",
     )
     health_interval_s: float = setting(
-        1.0, "Time between health checks.", unit="s", ge=0.01, le=HOUR_S, live=True
+        1.0, "Time between health checks.", unit="s", between=(0.01, HOUR_S), live=True
     )
     health_timeout_s: float = setting(
-        2.0, "Longest wait for a health check.", unit="s", ge=MOMENT_S, le=HOUR_S
+        2.0, "Longest wait for a health check.", unit="s", between=(MOMENT_S, HOUR_S)
     )
     health_failures: int = setting(
         3,
         "Failed checks in a row after which a worker is down; a single refused connection is "
         "enough.",
-        metavar="N",
-        ge=1,
-        le=1000,
+        between=(1, 1000),
         live=True,
     )
     snapshot_stale_s: float = setting(
         3.0,
         "Age at which a worker's last snapshot no longer counts.",
         unit="s",
-        ge=MOMENT_S,
-        le=HOUR_S,
+        between=(MOMENT_S, HOUR_S),
         live=True,
     )
     metrics_interval_s: float = setting(
         1.0,
         "Time between readings of an engine's /metrics while it sends no snapshots.",
         unit="s",
-        ge=0.01,
-        le=HOUR_S,
+        between=(0.01, HOUR_S),
         live=True,
         advanced=True,
     )
     connect_timeout_s: float = setting(
-        2.0, "Longest wait for a connection to a worker.", unit="s", ge=MOMENT_S, le=HOUR_S
+        2.0, "Longest wait for a connection to a worker.", unit="s", between=(MOMENT_S, HOUR_S)
     )
     max_attempts: int = setting(
         5,
         "Attempts of a request, at one worker or several, before its first byte.",
-        metavar="N",
-        ge=1,
-        le=100,
+        between=(1, 100),
         live=True,
     )
 

@@ -15,13 +15,12 @@ class AddressSettings(SettingGroup):
     """Addresses: where clients and operators reach the router."""
 
     host: str = setting("127.0.0.1", "Address to listen on.", metavar="H", min_length=1)
-    port: int = setting(8000, "Port to listen on; 0: any free one.", metavar="N", ge=0, le=65_535)
+    port: int = setting(8000, "Port to listen on; 0: any free one.", between=(0, 65_535))
     admin_port: int | None = setting(
         None,
         "Port of the status page; 0: any free one; unset: no status page.",
         metavar="N",
-        ge=0,
-        le=65_535,
+        between=(0, 65_535),
     )
     admin_host: str = setting(
         "127.0.0.1",
@@ -44,16 +43,14 @@ class OperationSettings(SettingGroup):
         "After SIGTERM, time for which the router still accepts requests while /health answers "
         "503, so that a load balancer notices.",
         unit="s",
-        ge=0,
-        le=DAY_S,
+        between=(0, DAY_S),
         live=True,
     )
     grace_s: float = setting(
         30.0,
         "Time for which open answers may then go on; those left end with an error.",
         unit="s",
-        ge=0,
-        le=DAY_S,
+        between=(0, DAY_S),
         live=True,
     )
     tls_cert: str | None = setting(
@@ -81,9 +78,7 @@ class OperationSettings(SettingGroup):
         1,
         "Processes that relay requests and answers. With more than one, a further process decides "
         "for all of them. One that fails starts again; the others go on.",
-        metavar="N",
-        ge=1,
-        le=64,
+        between=(1, 64),
     )
     record: str | None = setting(
         None,

@@ -22,6 +22,8 @@ MOMENT_S, HOUR_S, DAY_S, WEEK_S = 0.001, 3_600, 86_400, 604_800
 # The group exists only if one of its settings was given at the start.
 IF_GIVEN: Literal["if given"] = "if given"
 
+_METAVARS = {bool: "true|false", int: "N"}
+
 T = TypeVar("T")
 U = TypeVar("U")
 Struct = TypeVar("Struct", bound="DataclassInstance")
@@ -58,6 +60,7 @@ def setting(
     *,
     metavar: str = "",
     unit: str = "",
+    between: tuple[float, float] | None = None,
     live: bool | Literal["if given"] = False,
     advanced: bool = False,
     **limits: Any,
@@ -67,14 +70,18 @@ def setting(
     Args:
         default: its value where no source gives one.
         help_text: what it does, for ``--help`` and documents.
-        metavar: as in ``Marks``; empty: the unit in capitals.
+        metavar: as in ``Marks``; empty: the unit in capitals, else what the default's type takes.
         unit: as in ``Marks``.
+        between: the least and the largest value.
         live: as in ``Marks``.
         advanced: as in ``Marks``.
-        limits: limits as ``pydantic.Field`` takes them, such as ``ge`` and ``le``.
+        limits: other limits as ``pydantic.Field`` takes them.
     """
-    marks = Marks(metavar=metavar or unit.upper(), unit=unit, live=live, advanced=advanced)
+    metavar = metavar or unit.upper() or _METAVARS.get(type(default), "")
+    marks = Marks(metavar=metavar, unit=unit, live=live, advanced=advanced)
     extra = cast("dict[str, Any]", marks)
+    if between is not None:
+        limits["ge"], limits["le"] = between
     return Field(default=default, description=help_text, json_schema_extra=extra, **limits)
 
 
