@@ -1,9 +1,8 @@
 """Requests by arrival, each with its amount of work: the same for every policy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
+from typing import Self
 
 import numpy as np
 
@@ -52,7 +51,7 @@ class Measured:
     sizes: Floats
 
     @classmethod
-    def of(cls, trace: Trace, scenario: Scenario, *, timed: bool = True) -> Measured:
+    def of(cls, trace: Trace, scenario: Scenario, *, timed: bool = True) -> Self:
         """Gaps and work of a trace in a scenario; where gaps are not needed, they are all equal.
 
         Raises:

@@ -1,12 +1,10 @@
 """The demo's runs as a summary for files and as tables for the terminal."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import cast
+from typing import Self, cast
 
 from rich.table import Table
 
@@ -41,7 +39,7 @@ class DemoRun:
     whole: StepFigures | None
 
     @classmethod
-    def of(cls, outcome: Outcome, fleet: Fleet) -> DemoRun:
+    def of(cls, outcome: Outcome, fleet: Fleet) -> Self:
         steady = step_figures(steady_steps(outcome), fleet)
         return cls(outcome, steady, step_figures(outcome.record, fleet))
 

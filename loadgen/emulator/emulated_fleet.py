@@ -1,10 +1,9 @@
 """A whole emulated fleet in one event loop: workers, ports, step loops, fault port."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import Self
 
 from loadgen.emulator.control import ControlApp
 from loadgen.emulator.emulated_worker import EmulatedWorker
@@ -53,7 +52,7 @@ class EmulatedFleet:
         self._prefill_steppers: list[Stepper] = []
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def __aenter__(self) -> EmulatedFleet:
+    async def __aenter__(self) -> Self:
         try:
             settings = self.settings
             if settings.record is not None:

@@ -1,13 +1,11 @@
 """Workload of a replay: arrivals, prompts, request bodies; all of it from a seed."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 from loadgen.traces.trace import Trace, TraceRequest
 from loadgen.traces.trace_files import BLOCK_TOKENS
@@ -35,7 +33,7 @@ class Arrivals:
     value: float = 0.0
 
     @classmethod
-    def parse(cls, text: str) -> Arrivals:
+    def parse(cls, text: str) -> Self:
         """Parse ``closed:N``, ``poisson:RATE`` or ``trace``.
 
         Raises:

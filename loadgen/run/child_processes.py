@@ -1,7 +1,5 @@
 """Programs as child processes that end with their block; mostly ``evenstep``."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
@@ -13,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TypeVar, cast
+from typing import Self, TypeVar, cast
 
 from router.core.errors import ConfigError, EvenstepError
 
@@ -40,7 +38,7 @@ class Child:
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> Self:
         try:
             with _held_signals() as before, self._log.open("wb") as log:
                 self._process = subprocess.Popen(

@@ -3,12 +3,11 @@
 The router's own token identifies it to engines: clients repeat and forge ids.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Self
 
 from starlette.types import Scope
 
@@ -144,7 +143,7 @@ class ClientRequest:
     line: RequestLine | None = None
 
     @classmethod
-    def read(cls, scope: Scope, body: bytes, dialect: Dialect) -> ClientRequest:
+    def read(cls, scope: Scope, body: bytes, dialect: Dialect) -> Self:
         head, path = head_of(scope), scope["path"]
         query = scope["query_string"]
         target = f"{path}?{query.decode('latin-1')}" if query else path
