@@ -1,4 +1,4 @@
-"""The fault port: inject and end faults of workers, report the fleet's state. Raw ASGI.
+"""The fault port: inject and end faults of workers, report the fleet's state.
 
 ``POST /workers/{rank}/fault`` with a JSON body (``kind`` and its parameters, see ``Fault``), ``POST
 /workers/{rank}/restore``, ``GET /fleet``.
@@ -8,12 +8,12 @@ import re
 from typing import Protocol
 
 import msgspec
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from loadgen.emulator import asgi
+from loadgen.emulator.asgi import json_response, refusal
 from loadgen.emulator.generation import RejectedError, decoded
 from loadgen.emulator.injected_faults import Fault
-from loadgen.emulator.shapes import error_body
 from router.core.errors import EvenstepError
 
 _ACTION = re.compile(r"/workers/(\d+)/(fault|restore)")
@@ -42,17 +42,17 @@ class ControlApp:
         self._fleet = fleet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
         try:
-            body = await asgi.read_body(receive)
-            answer = await self._answer(scope["method"], scope["path"], body)
-        except asgi.ClientGoneError:
+            answer = await self._answer(request.method, request.url.path, await request.body())
+            response = json_response(msgspec.json.encode(answer))
+        except ClientDisconnect:
             return
         except RejectedError as rejected:
-            await asgi.respond(send, error_body(rejected), status=rejected.status)
+            response = refusal(rejected)
         except EvenstepError as error:
-            await asgi.respond(send, error_body(RejectedError(str(error))), status=400)
-        else:
-            await asgi.respond(send, msgspec.json.encode(answer))
+            response = refusal(RejectedError(str(error)))
+        await response(scope, receive, send)
 
     async def _answer(self, method: str, path: str, body: bytes) -> dict[str, object]:
         if method == "GET" and path == "/fleet":

@@ -1,16 +1,18 @@
-"""HTTP API of one emulated worker, shaped like vLLM's OpenAI server; raw ASGI."""
+"""HTTP API of one emulated worker, shaped like vLLM's OpenAI server."""
 
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from loadgen.emulator import asgi
 from loadgen.emulator.answer import Answer
+from loadgen.emulator.asgi import json_response, refusal, until_gone
 from loadgen.emulator.beside import BESIDE
 from loadgen.emulator.conversations import parse_message, parse_response
 from loadgen.emulator.emulated_worker import EmulatedWorker
@@ -25,11 +27,10 @@ from loadgen.emulator.listener import WIRE
 from loadgen.emulator.metrics import render_metrics
 from loadgen.emulator.operated import ACTIONS
 from loadgen.emulator.sent import Sent, SentLog
-from loadgen.emulator.shapes import error_body
 from loadgen.emulator.stepper import Lateness
 
 VERSION = "0.1.0+evenstep.emulated"
-METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _PARSERS: dict[str, Callable[[bytes, Limits], Generation]] = {
     "/v1/completions": parse_completion,
@@ -37,6 +38,8 @@ _PARSERS: dict[str, Callable[[bytes, Limits], Generation]] = {
     "/v1/messages": parse_message,
     "/v1/responses": parse_response,
 }
+_RESET = "/reset_prefix_cache"
+_POSTED = {*_PARSERS, *BESIDE, *ACTIONS, _RESET}
 
 
 class WorkerApp:
@@ -47,83 +50,80 @@ class WorkerApp:
         self._sent = sent
         self._lateness = lateness
         self._limits = worker.settings.limits
-        self._pages: dict[str, Callable[[], tuple[bytes, bytes]]] = {
-            "/health": lambda: (b"", asgi.JSON),
-            "/version": lambda: (msgspec.json.encode({"version": VERSION}), asgi.JSON),
-            "/v1/models": lambda: (self._models(), asgi.JSON),
-            "/load": lambda: (msgspec.json.encode({"server_load": len(worker.answers)}), asgi.JSON),
-            "/metrics": lambda: (render_metrics(worker, lateness), METRICS_TYPE),
-            "/is_sleeping": lambda: (worker.operated.said("is_sleeping"), asgi.JSON),
-            "/is_paused": lambda: (worker.operated.said("is_paused"), asgi.JSON),
+        self._pages: dict[str, Callable[[], Response]] = {
+            "/health": lambda: json_response(b""),
+            "/version": lambda: json_response(msgspec.json.encode({"version": VERSION})),
+            "/v1/models": lambda: json_response(self._models()),
+            "/load": lambda: json_response(
+                msgspec.json.encode({"server_load": len(worker.answers)})
+            ),
+            "/metrics": lambda: Response(render_metrics(worker, lateness), media_type=METRICS_TYPE),
+            "/is_sleeping": lambda: json_response(worker.operated.said("is_sleeping")),
+            "/is_paused": lambda: json_response(worker.operated.said("is_paused")),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
         try:
-            body = await asgi.read_body(receive)
-        except asgi.ClientGoneError:
-            return
-        await self._worker.until_answering()
-        if not self._worker.model.live:  # its connections are about to be reset
-            await asgi.until_gone(receive)
-            return
-        try:
-            await self._route(scope, body, receive, send)
-        except asgi.ClientGoneError:
+            body = await request.body()
+            await self._worker.until_answering()
+            if not self._worker.model.live:  # its connections are about to be reset
+                await until_gone(receive)
+                return
+            response = await self._answered(request, body, send)
+        except ClientDisconnect:
             return
         except RejectedError as rejected:
-            await asgi.respond(
-                send,
-                error_body(rejected),
-                status=rejected.status,
-                retry_after_s=rejected.retry_after_s,
-            )
+            response = refusal(rejected)
+        if response is not None:
+            await response(scope, receive, send)
 
-    async def _route(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        path, method = scope["path"], scope["method"]
-        if path in self._pages:
-            _allow(method, "GET")
-            page, content_type = self._pages[path]()
-            await asgi.respond(send, page, content_type=content_type)
-        elif path in _PARSERS:
-            _allow(method, "POST")
-            began_s = time.monotonic()
-            request = asgi.header(scope, b"x-request-id") or uuid.uuid4().hex
-            try:
-                await self._fail_on_purpose(receive)
-                rank, own = asgi.header(scope, b"x-data-parallel-rank"), self._worker.rank
-                if rank not in (None, str(own)):
-                    raise RejectedError(
-                        f"data_parallel_rank {rank} is not that of this engine, {own}",
-                        "data_parallel_rank",
-                    )
-                generation = _PARSERS[path](body, self._serving)
-                await self._until_going(receive)
-                answer = await self._generate(request, generation, scope, (receive, send))
-            except RejectedError as rejected:
-                self._note(request, began_s, rejected.status)
-                raise
-            self._note(request, began_s, 200, answer)
-        elif path in BESIDE:
-            _allow(method, "POST")
-            await self._fail_on_purpose(receive)
-            await asgi.respond(send, BESIDE[path](body, self._serving))
-        elif path == "/reset_prefix_cache":
-            _allow(method, "POST")
-            self._worker.reset_prefix_cache()
-            await asgi.respond(send, b"")
-        elif path in ACTIONS:
-            _allow(method, "POST")
-            self._worker.operated.do(path, body)
-            await asgi.respond(send, b"{}")
-        else:
+    async def _answered(self, request: Request, body: bytes, send: Send) -> Response | None:
+        """The answer; None: it has been sent already."""
+        path, method = request.scope["path"], request.method
+        if path not in self._pages and path not in _POSTED:
             raise RejectedError("Not Found", status=404)
+        _allow(method, "GET" if path in self._pages else "POST")
+        if path in self._pages:
+            return self._pages[path]()
+        if path in _PARSERS:
+            await self._complete(request, body, send)
+            return None
+        if path in BESIDE:
+            await self._fail_on_purpose(request.receive)
+            return json_response(BESIDE[path](body, self._serving))
+        if path == _RESET:
+            self._worker.reset_prefix_cache()
+            return json_response(b"")
+        self._worker.operated.do(path, body)
+        return json_response(b"{}")
+
+    async def _complete(self, request: Request, body: bytes, send: Send) -> None:
+        """Send the answer of a model."""
+        began_s = time.monotonic()
+        name = request.headers.get("x-request-id") or uuid.uuid4().hex
+        try:
+            await self._fail_on_purpose(request.receive)
+            rank, own = request.headers.get("x-data-parallel-rank"), self._worker.rank
+            if rank not in (None, str(own)):
+                raise RejectedError(
+                    f"data_parallel_rank {rank} is not that of this engine, {own}",
+                    "data_parallel_rank",
+                )
+            generation = _PARSERS[request.scope["path"]](body, self._serving)
+            await self._until_going(request.receive)
+            answer = await self._generate(name, generation, request, send)
+        except RejectedError as rejected:
+            self._note(name, began_s, rejected.status)
+            raise
+        self._note(name, began_s, 200, answer)
 
     async def _fail_on_purpose(self, receive: Receive) -> None:
         fault = self._worker.fault
         if fault is None or fault.kind != "error":
             return
         if fault.delay_s:
-            gone = asyncio.ensure_future(asgi.until_gone(receive))
+            gone = asyncio.ensure_future(until_gone(receive))
             await asyncio.wait([gone], timeout=fault.delay_s)
             gone.cancel()
         raise RejectedError(
@@ -134,32 +134,31 @@ class WorkerApp:
         """Wait while the engine sleeps or is paused.
 
         Raises:
-            ClientGoneError: the client disconnected during the wait.
+            ClientDisconnect: the client disconnected during the wait.
         """
         going = self._worker.operated.going
         if going.is_set():
             return
         waits = asyncio.ensure_future(going.wait())
-        gone = asyncio.ensure_future(asgi.until_gone(receive))
+        gone = asyncio.ensure_future(until_gone(receive))
         try:
             await asyncio.wait([waits, gone], return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
-                raise asgi.ClientGoneError
+                raise ClientDisconnect
         finally:
             waits.cancel()
             gone.cancel()
 
     async def _generate(
-        self, request: str, generation: Generation, scope: Scope, client: tuple[Receive, Send]
+        self, name: str, generation: Generation, request: Request, send: Send
     ) -> Answer:
-        receive, send = client
-        wire = scope["extensions"][WIRE]["wire"]
+        wire = request.scope["extensions"][WIRE]["wire"]
         wire.bear(lambda: self._worker.fault)
-        answer = self._worker.submit(generation, request, wire)
-        gone = asyncio.ensure_future(asgi.until_gone(receive))
+        answer = self._worker.submit(generation, name, wire)
+        gone = asyncio.ensure_future(until_gone(request.receive))
         gone.add_done_callback(lambda _: self._worker.abandon(answer))
         try:
-            await (_stream if generation.stream else _whole)(answer, send)
+            await (_stream if generation.stream else _whole)(answer, request, send)
         finally:
             gone.cancel()
             wire.bare()
@@ -210,8 +209,9 @@ def _allow(method: str, allowed: str) -> None:
         raise RejectedError("Method Not Allowed", status=405)
 
 
-async def _stream(answer: Answer, send: Send) -> None:
-    await asgi.start_events(send)
+async def _stream(answer: Answer, request: Request, send: Send) -> None:
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
     head = answer.shape.first(len(answer.choices))
     while True:
         changed = await answer.changes()
@@ -220,18 +220,23 @@ async def _stream(answer: Answer, send: Send) -> None:
         events = [head, *(choice.take() for choice in changed)]
         head = b""
         if answer.failed:
-            await asgi.send_events(send, [*events, answer.shape.fail(_failure())], more=False)
+            await _send_events(send, [*events, answer.shape.fail(_failure())], more=False)
             return
         if answer.finished:
             break
-        await asgi.send_events(send, events)
+        await _send_events(send, events)
         answer.confirm(changed)
     end = answer.shape.close(answer.usage, include_usage=answer.generation.include_usage)
-    await asgi.send_events(send, [*events, end], more=False)
+    await _send_events(send, [*events, end], more=False)
     answer.confirm(answer.choices)
 
 
-async def _whole(answer: Answer, send: Send) -> None:
+async def _send_events(send: Send, events: Iterable[bytes], *, more: bool = True) -> None:
+    """Send events as one chunk."""
+    await send({"type": "http.response.body", "body": b"".join(events), "more_body": more})
+
+
+async def _whole(answer: Answer, request: Request, send: Send) -> None:
     while not answer.finished:
         await answer.changes()
         if answer.gone:
@@ -239,8 +244,8 @@ async def _whole(answer: Answer, send: Send) -> None:
         if answer.failed:
             raise _failure()
     ends = [choice.whole() for choice in answer.choices]
-    body = answer.shape.whole(ends, answer.usage, answer.kv_transfer_params)
-    await asgi.respond(send, body)
+    response = json_response(answer.shape.whole(ends, answer.usage, answer.kv_transfer_params))
+    await response(request.scope, request.receive, send)
     answer.confirm(answer.choices)
 
 

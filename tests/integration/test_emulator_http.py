@@ -240,7 +240,7 @@ async def test_a_client_that_leaves_an_engine_at_rest_is_not_served_later(
     async def send(_: Message) -> None:
         raise AssertionError("nobody is there")
 
-    scope = {"path": "/v1/completions", "method": "POST", "headers": []}
+    scope = {"type": "http", "path": "/v1/completions", "method": "POST", "headers": []}
     async with asyncio.timeout(TIMEOUT_S):
         await WorkerApp(worker, Lateness(), SentLog(None))(scope, receive, send)
     worker.operated.do(go, b"")

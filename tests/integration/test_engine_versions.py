@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from deploy.engine.sources import sources
 from engine_patches.plugin.compat import TESTED_VERSIONS
 from tests.support.admission_schedulers import REQUESTS
 from tests.support.engine import Installation
 from tests.support.engine_python import hidden_lengths, real_schedulers
+from tests.support.engine_sources import sources
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1200)]
 
