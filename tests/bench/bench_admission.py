@@ -7,8 +7,6 @@ outputs 85 tokens on average (lognormal). CPU time of one thread, of each step t
 several runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable, Mapping

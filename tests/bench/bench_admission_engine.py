@@ -9,8 +9,6 @@ are the engine's own counts; throughput is taken while requests wait. Two cores:
 by. Needs the CPU engine (`make engine`); does nothing without it.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile

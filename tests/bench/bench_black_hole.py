@@ -3,8 +3,6 @@
 python tests/bench/bench_black_hole.py [--requests 600]
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import tempfile

@@ -8,8 +8,6 @@ another policy is fastest against jffc; placements side by side; and the best nu
 slots by simulation and by the lower bound.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from dataclasses import replace

@@ -11,8 +11,6 @@ turn with the first, and every other worker has KV memory for 97 % of the usual 
 with slots to spare.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -10,8 +10,6 @@ printed and wrote before and after the first switch on the demo's fleet, of some
 and router, emulated engines: no GPU's figures.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

@@ -9,8 +9,6 @@ themselves. Baselines run in both forms of dispatch; the better one by throughpu
 the fleet's record while clients keep the slots full; bench_disaggregated_model.py simulates it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

@@ -10,8 +10,6 @@ interpolated; below its least delay, that one counts. `at 0` has no delay but th
 takes a part for each trace, live runs and model: tests/data/handoff/live.json.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace

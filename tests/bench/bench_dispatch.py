@@ -9,8 +9,6 @@ service under way, with 16 and 64 running on each worker: bfio looks --horizon s
 worker after the other steps between two requests. --json FILE writes the figures.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import time

@@ -6,8 +6,6 @@ Each worker runs --running endless streams at 100 steps/s; they are read here, a
 snapshots. The fleet is a process of its own, whose CPU time the kernel tells.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

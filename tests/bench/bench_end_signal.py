@@ -8,8 +8,6 @@ default model has random weights and knows nothing of ends: no skill is expected
 a folder with trained weights instead. Needs the CPU engine (`make engine`).
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from pathlib import Path

@@ -6,8 +6,6 @@ A request has a prompt of 8,000 tokens, 16 kinds of which take turns, and 500 ou
 four steps ends a request and begins another. Without a cache prompts fill every step.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -8,8 +8,6 @@ each before it does. ``--steps`` keeps the steps, ``--replay`` fits kept ones wi
 Needs the CPU engine (`make engine`), and a processor that nobody else wants meanwhile.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile

@@ -15,8 +15,6 @@ single: one a second, which alone never waits, and twenty; no limit.
 Queue times come from the router's recording; prompt lengths tell the keys apart there.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -7,8 +7,6 @@ grouping is fast enough is counted apart. Half of the fleets have one memory siz
 always optimal), half have not.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import math

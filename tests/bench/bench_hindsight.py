@@ -10,8 +10,6 @@ lower bound. Where it keeps its tokens, an eviction is a free pause, and a ratio
 alpha_beta's cleared jobs always begin anew.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Mapping, Sequence

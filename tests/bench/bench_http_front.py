@@ -6,8 +6,6 @@ Two servers of the same small application, which answers without a router behind
 difference is as large as it can be; both asked in turns, over eight connections.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

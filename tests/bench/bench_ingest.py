@@ -17,8 +17,6 @@ token, two, or one to four; limit at 256: 60 us, 3 kB. Listed: as plug-ins of 0.
 request a row.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import gc

@@ -7,8 +7,6 @@ measured: slot time that stands empty, per request. The simulator knows whole st
 imbalance at that delay is interpolated between the two runs beside it.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import tempfile

@@ -9,8 +9,6 @@ the ranks' own snapshots, over the steps from the warm-up to the last sending. N
 (`make engine`); does nothing without it.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -6,8 +6,6 @@ Always full, 72 slots, pool 128 (4 G above 32 workers), the first 500 steps left
 parameters by the rule. TRACE: a bundled trace or a file; without any, all bundled ones.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ A group whose workers have all reported a step. CPU time of one thread; asked: 2
 workers, and no more than 2 ms between two turns of the event loop.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import time

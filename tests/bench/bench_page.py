@@ -12,8 +12,6 @@ tokens: 8 workers, a token an event; a viewer, and a scraper of /metrics once a 
 the router by the tokens that it streams. Limit: 3 % more.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -6,8 +6,6 @@ GPUs of six types at random distances, from few arrivals to more than the fleet 
 worst case, servers no two of which have one memory or speed. One core, processor time.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from random import Random

@@ -19,8 +19,6 @@ prompt cost, and its whole step, stand beside it.
 without it.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path

@@ -9,8 +9,6 @@ wait that share a prompt of 100,000 tokens, and a worker computes it. Times are 
 those of looks are the best of five runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -9,8 +9,6 @@ seed. Output tokens per second of the fleet's steps: in the steady window, from 
 until the last request is sent, and in the whole run, with its start, in which bfio learns the cost.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 python tests/bench/bench_recording.py [--workers 64] [--running 64] [--steps 2000]
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """CPU time of a request's line in the log: python tests/bench/bench_request_log.py 2>/dev/null."""
 
-from __future__ import annotations
-
 import time
 
 from router.core.types import Request

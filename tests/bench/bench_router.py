@@ -18,8 +18,6 @@ except for one target. The others deal in turn (round_robin), with as short a lo
 compare within a run: CPU seconds vary less than the clock.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

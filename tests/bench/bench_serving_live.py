@@ -10,8 +10,6 @@ bound: means of TTFT and TPOT within 15 % for least_tokens, least_prefill (on ar
 7/s and 2,048 tokens a step; the router knows of them by the engines' snapshots.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

@@ -9,8 +9,6 @@ measures the programs of tests/data/programs.json.gz, drawn so from an earlier s
 --memory gives their workers about as much memory as the free slots need, more or less at random.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

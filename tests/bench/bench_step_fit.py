@@ -8,8 +8,6 @@ messages go to the router's core. For steps with and without noise: how far each
 how often its 95 % interval holds the truth. The time is this process's CPU time for a step.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from pathlib import Path

@@ -11,8 +11,6 @@ counts); memory per idle connection and per stream with its engine's connection 
 without the kernel's buffers); CPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -7,8 +7,6 @@ Three emulated workers of 4 slots, relative speeds 0.25, 1 and 0.5; Poisson arri
 lengths, mean 0.5 s on the fastest. jffc holds requests back, the others send each on arrival.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from concurrent.futures import ThreadPoolExecutor

@@ -8,8 +8,6 @@ the weights with the least geometric mean of mean TTFT and mean TPOT win. The st
 ``evenstep figures`` has them as constants.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 from itertools import count, product

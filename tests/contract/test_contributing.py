@@ -1,7 +1,5 @@
 """CONTRIBUTING.md says what is so: its worked examples are applied to a copy, and have to work."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shutil

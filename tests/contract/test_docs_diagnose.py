@@ -1,7 +1,5 @@
 """What the page shows of ``evenstep diagnose`` is what it printed, measured and judges by."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Figures in README and docs/ are those of the runs that are kept beside the tests."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the page says of GPUs is what is kept of a measurement on one, and how that is made."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

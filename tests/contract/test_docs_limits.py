@@ -1,7 +1,5 @@
 """The limits of the page are those that hold when nothing else is said."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict
 

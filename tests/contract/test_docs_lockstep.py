@@ -1,7 +1,5 @@
 """What the page says of real ranks in lockstep is what is kept of the last measurement."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What its page says that the status page costs is what was measured."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

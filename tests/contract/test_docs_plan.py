@@ -1,7 +1,5 @@
 """The page names every key of ``evenstep plan``'s file, and what holds where one is left out."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What the page says of prefix caches is what the code does, and what was measured."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the documentation types at the admin port does what it says, before a running router."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Generated pages and dashboards are what the code says, with everything in them."""
 
-from __future__ import annotations
-
 import re
 import sys
 

@@ -1,7 +1,5 @@
 """What every policy of the table keeps: ``policy.Policy.assign``, as ``rounds`` relies on it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -5,8 +5,6 @@ system, a request leaves the pool when a worker has a slot and admission would l
 waits in the engine until admission does.
 """
 
-from __future__ import annotations
-
 import random
 from itertools import product
 

@@ -4,8 +4,6 @@ Both have the requests of one stream. Each decision of the live core is compared
 simulator's, and so are the loads at every step.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

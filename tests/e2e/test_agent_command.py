@@ -1,7 +1,5 @@
 """``evenstep agent`` as it is typed, and the power that a router shows for it."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

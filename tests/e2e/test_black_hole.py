@@ -1,7 +1,5 @@
 """An engine that fails every request at once, and so looks idle, before an emulated fleet."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from pathlib import Path

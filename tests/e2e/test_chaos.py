@@ -1,7 +1,5 @@
 """Requests by the thousand while everything fails: each ends once, with what a worker has sent."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Sequence

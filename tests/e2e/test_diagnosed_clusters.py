@@ -1,7 +1,5 @@
 """``evenstep diagnose`` on emulated clusters of four kinds, through the router's admin port."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page's commands for a router on another machine, as they stand, up to the engine itself."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """How a router ends: nobody is lost while it drains, and who is cut short is told so once."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

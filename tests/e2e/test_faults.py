@@ -1,7 +1,5 @@
 """Workers that die and clients that leave, before an emulated fleet and a real router process."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

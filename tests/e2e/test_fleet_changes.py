@@ -1,7 +1,5 @@
 """Workers come and go by a seed while clients stream, and whoever looks goes on looking."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -1,7 +1,5 @@
 """``make gpu`` where something is missing or wrong: it says what, and measures nothing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a router learns of the cost of a step, by the state streams of emulated engines."""
 
-from __future__ import annotations
-
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -1,7 +1,5 @@
 """The stack of processes that ``make up`` starts."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

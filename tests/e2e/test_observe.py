@@ -1,7 +1,5 @@
 """``evenstep observe`` beside a plain proxy, against what the fleet itself has recorded."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Engines whose operator loads adapters, has them sleep or pauses them, behind a router."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

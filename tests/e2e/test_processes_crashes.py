@@ -1,7 +1,5 @@
 """A process of several is killed in the midst of streams: each ends once, and the others go on."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -1,7 +1,5 @@
 """Several processes answer as one does, and are operated as one is."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

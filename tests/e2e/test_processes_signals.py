@@ -1,7 +1,5 @@
 """Signals to several processes at every moment, and processes that hang instead of ending."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A run recorded by a real router, then replayed and simulated."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

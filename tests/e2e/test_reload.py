@@ -1,7 +1,5 @@
 """SIGHUP: settings, certificate and log are read again while streams go on."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Two routers before one fleet are restarted one after the other, under load; nothing is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """``evenstep serve`` as it is typed."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``evenstep serve`` with API keys from a file and from the environment, as an operator runs it."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Settings of a running router, changed by hand and where they are read."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

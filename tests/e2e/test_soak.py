@@ -1,7 +1,5 @@
 """Ten minutes of everything at once: load, clients that leave, workers that fail, new settings."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """Prefill and decode workers that die, hang and come back, and clients that leave in any phase."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """Sockets that systemd has opened: they are served, and outlive the router."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """What a client and the log are told of a request's way: worker, waits, why it was asked again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

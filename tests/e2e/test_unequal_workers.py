@@ -1,7 +1,5 @@
 """A fleet of three speeds: the fastest free worker is found, by a plan or by what it completes."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack

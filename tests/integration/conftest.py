@@ -1,7 +1,5 @@
 """Engines and routers that several integration tests share."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """API keys over a real socket: who is let in, what goes on to the engines, and limits."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """An admin port with keys over a real socket: headers, the login and its cookie; in a browser."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The admin port over a real socket: who may ask, and streams that end."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """The alert rules, by Prometheus's own tool."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the router itself answers: errors in OpenAI's form, and what operators ask for."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """What generates nothing goes to the worker with the least to do, and takes no slot."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

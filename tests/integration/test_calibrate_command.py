@@ -1,7 +1,5 @@
 """evenstep calibrate before a server that says what a router might."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The compose file: what it mounts is there, what it publishes stays here, its commands run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

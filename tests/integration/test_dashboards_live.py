@@ -1,7 +1,5 @@
 """Every query of every panel, asked of a real Prometheus that scrapes a live router and fleet."""
 
-from __future__ import annotations
-
 import math
 import re
 import time

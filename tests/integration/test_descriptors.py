@@ -1,7 +1,5 @@
 """A router that has no file descriptors left: it says so, and nobody else is to blame."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

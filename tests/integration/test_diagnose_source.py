@@ -1,7 +1,5 @@
 """Listening to an admin port: whatever comes from there, and however it is cut."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Whom the dispatch loop gives a slot, and when: a clock of its own and events made by hand."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 

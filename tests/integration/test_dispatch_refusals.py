@@ -1,7 +1,5 @@
 """Requests that the dispatch loop refuses, and those that it no longer lets wait."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """What snapshots tell the dispatch loop: free slots, ranks in step, and silence."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Prefix caching, KV events, drafts and windows of emulated engines, seen from outside."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncIterator

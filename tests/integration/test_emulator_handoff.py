@@ -1,7 +1,5 @@
 """Prompts computed by one emulated worker and decoded by another, by hand, over real HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

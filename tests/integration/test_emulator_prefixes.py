@@ -1,7 +1,5 @@
 """What emulated engines tell of their prefix caches, as the plug-in does."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Answers that go wrong on their way, and the fleet's own record of what it sent."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

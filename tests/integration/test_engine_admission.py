@@ -1,7 +1,5 @@
 """Real engines whose KV memory is too small for what comes: who enters decides who is evicted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Building the engine, without building it: what must hold whatever pip and the network do."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

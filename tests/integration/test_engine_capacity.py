@@ -1,7 +1,5 @@
 """Whether a request fits: the router, the gate and vLLM agree, for the KV groups of real models."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.integration.test_engine_versions import RELEASES, task

@@ -4,8 +4,6 @@ Each case is asked of both, one after the other. Names and times aside (``engine
 answers are equal in every field.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable, Iterator

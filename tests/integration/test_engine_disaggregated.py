@@ -3,8 +3,6 @@
 Answers are compared with those of the decode engine alone, which has to compute the prompt itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

@@ -1,7 +1,5 @@
 """Speculative decoding in a real vLLM: what the router knows, beside what vLLM counts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

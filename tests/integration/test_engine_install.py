@@ -1,7 +1,5 @@
 """Evenstep installs beside vLLM, and changes none of the versions that vLLM has pinned."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

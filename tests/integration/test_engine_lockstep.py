@@ -3,8 +3,6 @@
 For correctness and counters: two cores and a tiny random model say nothing of latencies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

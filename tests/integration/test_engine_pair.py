@@ -3,8 +3,6 @@
 Requests end at the trace's lengths, which nobody is told: neither the router nor the schedulers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

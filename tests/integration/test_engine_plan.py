@@ -1,7 +1,5 @@
 """What ``evenstep plan`` writes is what vLLM reads: its own parser, and its own partition."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

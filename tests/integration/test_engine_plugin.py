@@ -1,7 +1,5 @@
 """The plug-in inside a real vLLM, beside what vLLM counts itself."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

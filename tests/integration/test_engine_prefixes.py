@@ -1,7 +1,5 @@
 """What the plug-in tells of a real vLLM's prefix cache, beside what vLLM finds in it."""
 
-from __future__ import annotations
-
 import random
 from array import array
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Each process of a CPU engine sleeps where it would yield, and requests AMX."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """The router before a real vLLM, driven by the official client."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections.abc import Mapping

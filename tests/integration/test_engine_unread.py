@@ -1,7 +1,5 @@
 """A router that stops reading for a minute, in front of a real vLLM under load."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

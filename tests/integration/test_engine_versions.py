@@ -3,8 +3,6 @@
 0.26 and 0.33 are there as Python files alone, imported in the CPU engine's environment.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

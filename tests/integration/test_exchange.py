@@ -1,7 +1,5 @@
 """Requests that are taken over inside the protocol: what ends them, in whichever turn it comes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

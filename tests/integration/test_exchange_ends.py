@@ -1,7 +1,5 @@
 """Two ends of a request in one turn of the event loop: it is counted once, and nothing is left."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Requests that are over: nothing of them is left, without a garbage collector."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 

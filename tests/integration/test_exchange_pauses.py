@@ -1,7 +1,5 @@
 """Clients that do not read: who sends to them is paused, also at once, and goes on in order."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """Both data planes: the same answers, headers and log lines, in whatever order is asked."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """Headers and signals at their largest and smallest: they cost little, and others are served."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import os

@@ -1,7 +1,5 @@
 """Workers that are added, drained and removed while requests are under way."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable

@@ -1,7 +1,5 @@
 """A proxy's request to the deciding process, which ends before it has answered."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -4,8 +4,6 @@ After any of them /health answers in time, memory has grown by twice the body an
 and others are served.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The measurements for a GPU, in small on the CPU engine: that they run, not what they find."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Ranks behind one URL, told apart by a header, each with a state stream of its own."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

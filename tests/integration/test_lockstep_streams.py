@@ -1,7 +1,5 @@
 """Streams of a lockstep group whose engines are well: one that breaks is nobody else's trouble."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The main port's server at its end: connections not accepted yet, clients that do not read."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

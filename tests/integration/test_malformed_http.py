@@ -1,7 +1,5 @@
 """What is not HTTP/1.1, or could be read in two ways: refused, closed, and never passed on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """An observer in the test's own event loop, before emulated engines that come and go."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

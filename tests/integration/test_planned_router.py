@@ -1,7 +1,5 @@
 """A plan's router configuration starts, before engines where the plan says that they are."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whom the plug-in lets read its stream, and key files that it refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

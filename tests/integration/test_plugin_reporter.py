@@ -1,7 +1,5 @@
 """The plug-in's stream over real sockets, fed by a scheduler that is not vLLM's."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

@@ -1,7 +1,5 @@
 """The scheduler classes themselves, on top of a scheduler that is not vLLM's."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Agents' messages over real sockets, as the router takes them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress

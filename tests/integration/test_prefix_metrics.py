@@ -1,7 +1,5 @@
 """A live router tells what engines had cached of its prompts, and how right it was."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A proxy's requests in another process's books: each is entered once and ended once."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from functools import partial

@@ -1,7 +1,5 @@
 """Where the lines of a recorder go: a file, and readers of the admin port."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """One request's way through the router, between real clients and scripted engines."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

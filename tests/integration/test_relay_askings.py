@@ -1,7 +1,5 @@
 """How often engines are asked, and answers that end in the midst or never."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 

@@ -1,7 +1,5 @@
 """Clients that leave: what they asked for ends in the pool and at the engine."""
 
-from __future__ import annotations
-
 import asyncio
 
 import httpx

@@ -1,7 +1,5 @@
 """Requests that take too long: as a whole, to their first byte, or by a silence in their midst."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

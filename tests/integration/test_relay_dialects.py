@@ -1,7 +1,5 @@
 """Responses and messages on their way through the router, and what their clients are told."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Engines that fail, before the first byte of an answer and after it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

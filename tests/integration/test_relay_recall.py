@@ -1,7 +1,5 @@
 """Attempts that the router itself takes back from a worker."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Answers that are asked for anew elsewhere, and workers that are ejected for theirs."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

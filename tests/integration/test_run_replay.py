@@ -1,7 +1,5 @@
 """A replay as tests and measurements run it: its own report, or none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Schemathesis on both ports: of whatever it makes of the descriptions, nothing is answered 500."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Several workers' snapshots through one socket: each counts for the worker that sent it."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """State streams behind CURVE, over real sockets: without a key nobody gets or changes anything."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """When snapshots are read: late while nobody waits for them, at once where something is decided."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator

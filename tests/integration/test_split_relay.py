@@ -1,7 +1,5 @@
 """A request whose prompt one engine computes and another decodes, between scripted engines."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Engines that misbehave in every way, and clients that leave any time: nothing remains."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """What fails between a prompt's computing and the first byte of its answer, and is made anew."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

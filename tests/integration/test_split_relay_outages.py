@@ -1,7 +1,5 @@
 """Workers of one stage that are all down, or only seem to be, while requests are in the other."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

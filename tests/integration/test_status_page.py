@@ -1,7 +1,5 @@
 """The status page in a headless Chromium, before a live router and an emulated fleet."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """The parent of a router's processes, where the operating system refuses it one."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

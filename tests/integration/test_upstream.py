@@ -1,7 +1,5 @@
 """The engines' client over real sockets: what is sent, how answers are framed, back-pressure."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

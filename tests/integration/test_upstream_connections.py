@@ -1,7 +1,5 @@
 """Connections to an engine: which are kept, which are dialled again, which are closed."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 

@@ -1,7 +1,5 @@
 """What breaks between the router and an engine: refused, silent, cut off, not HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -4,8 +4,6 @@ Each version lies beside the others in the cache folder, and stands before the o
 environment while some of the tests of connections run.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What holds for every admission policy, and for MC-SF's check of the memory."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace

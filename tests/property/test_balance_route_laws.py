@@ -1,7 +1,5 @@
 """BalanceRoute: subset sums and the peak of F against brute force, the contract with an outlook."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The index of blocks beside a set for each worker, and tenants with salts of their own."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 

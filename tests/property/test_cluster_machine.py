@@ -6,8 +6,6 @@ happens, a request on its way counts in full; once every message has arrived and
 sent a full snapshot, the cluster's figures are the engines', and no sum ever falls.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

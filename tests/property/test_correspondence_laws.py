@@ -1,7 +1,5 @@
 """What is foretold of text prompts comes from what engines told, whatever they told."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Any recording is diagnosed, however odd; the order of the workers does not matter."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 

@@ -1,7 +1,5 @@
 """Laws of the dispatch loop under any order of arrivals, ends, returns, leavings and failures."""
 
-from __future__ import annotations
-
 import asyncio
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Requests' joules and those that nobody has are the workers' joules."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Laws of the engine model with all that an engine has: cache, drafts, windows, chunks, budgets."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The same laws while workers are added, drained and removed as well, in any order."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Laws of the fluid model, of its thresholds and of the buffers of Nested WAIT."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Laws of work profiles, forecasts, signals and survival curves."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

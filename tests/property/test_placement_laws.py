@@ -1,7 +1,5 @@
 """Laws of block placement, cache allocation and the bounds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

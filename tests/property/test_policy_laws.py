@@ -1,7 +1,5 @@
 """BF-IO: what holds for every instance, and how far it is from the optimum on small ones."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from itertools import product

@@ -1,7 +1,5 @@
 """What is kept for waiting requests is what a fresh look finds, if engines evict as they do."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs

@@ -1,7 +1,5 @@
 """What processes tell each other arrives as it was said, however the bytes come cut."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """Laws of the plan for prompts, for every state of the workers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module

@@ -1,7 +1,5 @@
 """What is recorded is read back, whatever it is and wherever it breaks off."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 

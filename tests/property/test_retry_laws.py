@@ -1,7 +1,5 @@
 """Where requests go that workers have failed, whoever decides."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What holds of learned rates whatever happens, in whatever order and at whatever times."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What holds for every simulation: nobody is lost, served twice, or served beyond the slots."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What holds for every simulation with prefill workers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Whatever a well-formed snapshot says, it is refused or taken in, and so is the next good one."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

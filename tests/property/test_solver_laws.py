@@ -1,7 +1,5 @@
 """The solver: what holds for every instance, whatever its profiles, weights and budget."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise

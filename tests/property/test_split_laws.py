@@ -1,7 +1,5 @@
 """Laws of the hand-off under any order of arrivals, prefills, ends, failures and leavings."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What holds for WAIT and Nested WAIT as printed, in the emulated engine, whatever comes."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Laws of counting a stream's tokens: some reads together come to the same as each event alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 

@@ -4,8 +4,6 @@ The cluster's own machine goes on, and besides gauges arrive, breakers open, res
 passes and plans of service rates change.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

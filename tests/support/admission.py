@@ -1,7 +1,5 @@
 """A small engine after the ledger's contract alone, and settings of every admission policy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

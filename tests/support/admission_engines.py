@@ -1,7 +1,5 @@
 """Real engines under KV pressure, alike but for who enters them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Admission inside vLLM's own schedulers, without a model; a task of ``real_schedulers``."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from typing import Any

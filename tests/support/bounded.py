@@ -4,8 +4,6 @@ A server's processes are all those of its group, however many there are. Linux k
 memory that each has had; it is set back before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import os

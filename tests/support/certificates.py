@@ -1,7 +1,5 @@
 """Certificates for 127.0.0.1, signed by themselves."""
 
-from __future__ import annotations
-
 import ssl
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Clients, an emulated fleet and a real router process, for tests of what goes wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

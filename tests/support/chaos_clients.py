@@ -1,7 +1,5 @@
 """Clients of a chaos run: HTTP on bare sockets, strict about how an answer ends, rude otherwise."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Holds what the clients of a chaos run have received against what the fleet says that it sent."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A chaos run: an emulated fleet, a real router process, clients, faults; and its account."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """What a chaos run does, all by one seed: who asks for what, who leaves, which worker fails."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence

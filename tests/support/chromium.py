@@ -1,7 +1,5 @@
 """A real Chromium, headless; without one a test is skipped, or fails where it is required."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

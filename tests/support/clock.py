@@ -1,7 +1,5 @@
 """The event loop's clock: a test puts it forward instead of waiting."""
 
-from __future__ import annotations
-
 import asyncio
 
 

@@ -1,7 +1,5 @@
 """What the state machine over the cluster knows to be true of requests and streams."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from router.core.types import Request, Snapshot

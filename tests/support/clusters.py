@@ -1,7 +1,5 @@
 """Clusters whose workers are up, and short ways to move them."""
 
-from __future__ import annotations
-
 from router.core.events import Arrived, Dispatched, SnapshotReceived, WorkerUp
 from router.core.state.cluster import Cluster
 from router.core.state.worker import Worker

@@ -1,7 +1,5 @@
 """Short ways to make the values that the pure core works on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Any, Literal

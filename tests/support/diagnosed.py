@@ -1,7 +1,5 @@
 """Emulated clusters under load behind a real router, and what ``evenstep diagnose`` says."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import json

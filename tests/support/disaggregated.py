@@ -7,8 +7,6 @@ there with fewer tokens than it looks for). So prompts here are of random letter
 says how many of their tokens are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A dispatcher on a clock that stands still until a test moves it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace

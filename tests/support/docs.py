@@ -1,7 +1,5 @@
 """The pages of the documentation, as tests read them."""
 
-from __future__ import annotations
-
 import re
 from itertools import takewhile
 from pathlib import Path

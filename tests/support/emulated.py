@@ -1,7 +1,5 @@
 """Emulated fleets inside a test's own event loop, and a state stream as a router sees it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The real engine: vLLM on the CPU with a tiny or a trained model, as deploy/engine builds them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The official client before an engine and before a router, and what both must be told alike."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import reduce
 from typing import Any

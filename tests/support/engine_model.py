@@ -1,7 +1,5 @@
 """A small model of an engine, after the snapshot's contract alone: no time, no sockets."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 

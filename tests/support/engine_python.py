@@ -1,7 +1,5 @@
 """Programs that the engine's own interpreter runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A real vLLM with the plug-in, its snapshots, and beside them what vLLM counts itself."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

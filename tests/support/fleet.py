@@ -1,7 +1,5 @@
 """An emulated fleet as a process of its own, with its fault port."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Random programs for the solver."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Running requests as columns, and a small fleet whose requests run and end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """HTTP requests that are to be refused, with the status that each gets."""
 
-from __future__ import annotations
-
 from tests.support.raw_http import BODY, HOST, LENGTH, VALID, chunked, message
 
 # Limits of the router that they are sent to, small enough to be passed quickly.

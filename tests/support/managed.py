@@ -1,7 +1,5 @@
 """A dispatcher whose workers come and go."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from router.core.errors import ConfigError

@@ -1,8 +1,6 @@
 """Emulated workers in virtual time whose GPUs are read as the plug-in reads them, through NVML's
 double, which plays a recording of their power."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import defaultdict

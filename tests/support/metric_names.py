@@ -1,7 +1,5 @@
 """Names of metrics: those that exist, and those that a PromQL expression asks for."""
 
-from __future__ import annotations
-
 import re
 
 from router.metrics import groups, other, workers

@@ -1,7 +1,5 @@
 """The engine model beside vLLM's own scheduler, step by step; a task of ``real_schedulers``."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

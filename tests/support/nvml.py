@@ -1,7 +1,5 @@
 """A double of the module ``pynvml``: GPUs and MIG parts that can be lost and reset."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 

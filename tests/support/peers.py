@@ -1,7 +1,5 @@
 """The engines' client and the scripted server that it speaks to."""
 
-from __future__ import annotations
-
 import asyncio
 
 from router.engines.http_client import Headers, HttpClient, Response

@@ -1,7 +1,5 @@
 """Random servers, and what can be found about their chains by trying everything."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from random import Random

@@ -1,7 +1,5 @@
 """The data planes on which a test file runs: what a client may rely on holds on each."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """An engine's reporter without vLLM, and the sockets of those who read its stream."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import zmq

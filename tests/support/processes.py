@@ -1,7 +1,5 @@
 """A router of several processes: who is who, and what each of them has."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

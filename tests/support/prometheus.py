@@ -1,7 +1,5 @@
 """The real Prometheus: its programs, and a server that scrapes what a test has started."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Steps of real engines, and barrier steps of a data-parallel group, from their own snapshots."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Bytes to a real router over a real socket, with an emulated worker behind that counts."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

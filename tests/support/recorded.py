@@ -1,7 +1,5 @@
 """Recordings of clusters that were simulated, or written by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """``evenstep replay`` in a process of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """A plain proxy, as what balances a cluster today: connections go to the servers in turn."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

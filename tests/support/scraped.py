@@ -1,7 +1,5 @@
 """A router's parts without sockets, and what a scrape of them shows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import msgspec

@@ -1,7 +1,5 @@
 """An HTTP server that answers byte for byte as a test says, request by request."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Servers that tests start: a process group each, a log file, and an end that always comes."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

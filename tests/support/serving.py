@@ -1,7 +1,5 @@
 """The router's HTTP side in the test's own event loop, before scripted engines."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

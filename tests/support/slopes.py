@@ -1,7 +1,5 @@
 """A straight line through what was measured over time, and how surely it rises."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import fmean, linear_regression

@@ -1,7 +1,5 @@
 """A router before a prefill worker and a decode worker, both scripted."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

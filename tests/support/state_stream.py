@@ -1,7 +1,5 @@
 """An engine's side of the state stream, scripted: what it says, and what it is asked."""
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

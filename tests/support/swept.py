@@ -3,8 +3,6 @@
 Their messages go to the router's own core, as far as they tell what a step has cost.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace

@@ -6,8 +6,6 @@ The file gets a line for each request that is compared: the cached prompt tokens
 foretold as it sent it, and those that the engine found.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

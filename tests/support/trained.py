@@ -1,7 +1,5 @@
 """The real engine with a trained model and the plug-in, and chats for it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

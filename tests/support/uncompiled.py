@@ -1,7 +1,5 @@
 """The solver as it is where numba is not installed."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

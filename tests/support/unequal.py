@@ -1,7 +1,5 @@
 """An emulated fleet of three speeds behind a router, and the same chains in the simulator."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ connections has had an answer and is kept; ``streaming`` once each of so many st
 first event; then a line of JSON, and it ends.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import gc

@@ -7,8 +7,6 @@ thread since the last beat how much of that the router itself was busy: the rest
 At SIGUSR1 the file gets what was measured since the one before, as JSON.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

@@ -7,8 +7,6 @@ until its last, ``transit`` of an event from the engine's send (``"t"``) until h
 each read.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import gc

@@ -1,7 +1,5 @@
 """What the router bench compares: this router, the Rust routers of the registry, and no router."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

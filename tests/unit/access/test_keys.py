@@ -1,7 +1,5 @@
 """API keys: how they are written, whose a key is, and what each may do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

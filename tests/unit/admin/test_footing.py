@@ -1,7 +1,5 @@
 """What the status page says that a group's figures rest on."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

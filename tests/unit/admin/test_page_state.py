@@ -1,7 +1,5 @@
 """What the status page is sent."""
 
-from __future__ import annotations
-
 import msgspec
 
 from router.admin.facts import Footing

@@ -1,7 +1,5 @@
 """``evenstep bounds``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The option --json: refused before the work, written after it."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requests and shares as an observer sees them."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import pytest

@@ -1,7 +1,5 @@
 """Settings that are read again: what cannot be had now is asked for at the next reading."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

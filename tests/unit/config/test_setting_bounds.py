@@ -1,7 +1,5 @@
 """Every number that can be set has a range, which whoever leaves it is told."""
 
-from __future__ import annotations
-
 import typing
 
 import pytest

@@ -1,7 +1,5 @@
 """Marks of settings say what a running router really takes."""
 
-from __future__ import annotations
-
 import ssl
 from pathlib import Path
 

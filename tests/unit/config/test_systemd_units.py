@@ -1,7 +1,5 @@
 """The systemd units, as systemd itself understands them."""
 
-from __future__ import annotations
-
 import configparser
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The fit on the steps of a real vLLM with a trained model, as they were recorded."""
 
-from __future__ import annotations
-
 import pytest
 
 from router.core.step_fit import NUMBERS

@@ -1,7 +1,5 @@
 """Counters of the hot path."""
 
-from __future__ import annotations
-
 from router.core.process_counts import DECIDER, PROXY, ProcessCounts
 from router.core.stats import Histogram
 

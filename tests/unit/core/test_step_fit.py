@@ -1,7 +1,5 @@
 """The cost of a step, learned from steps whose cost is known."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, replace
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Who waits and who runs."""
 
-from __future__ import annotations
-
 import pytest
 
 from engine_patches.admission.ledger import Ledger, Memory, Ticket

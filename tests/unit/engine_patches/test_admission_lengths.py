@@ -1,7 +1,5 @@
 """What requests' outputs are taken to be."""
 
-from __future__ import annotations
-
 import pytest
 
 from engine_patches.admission.ledger import Ledger, Ticket

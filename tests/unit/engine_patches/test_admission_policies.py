@@ -1,7 +1,5 @@
 """Who is let in, policy by policy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What an admission policy may be told, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The fluid equilibrium of one engine: arXiv 2504.11320, section 3."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Safety buffers of Nested WAIT: (14), (17) and (20) of arXiv 2504.11320, against exact chances."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

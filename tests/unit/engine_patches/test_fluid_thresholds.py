@@ -1,7 +1,5 @@
 """Thresholds of WAIT and Nested WAIT: (11), (12), (15) and (16) of arXiv 2504.11320."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -1,7 +1,5 @@
 """Nested WAIT without pauses: what it expects, whom it lets in."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What Nested WAIT learns: the shares of requests that pass from one segment to the next."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

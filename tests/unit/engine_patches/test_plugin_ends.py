@@ -1,7 +1,5 @@
 """From the workers' probabilities to the rows of a delta."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

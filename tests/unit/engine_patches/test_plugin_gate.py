@@ -1,7 +1,5 @@
 """Admission on top of a scheduler that is not vLLM's."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

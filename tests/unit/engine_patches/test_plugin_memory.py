@@ -1,7 +1,5 @@
 """What is read of vLLM's KV groups, and how a gate counts with it."""
 
-from __future__ import annotations
-
 import logging
 from types import SimpleNamespace
 from typing import Any

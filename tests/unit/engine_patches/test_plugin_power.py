@@ -1,7 +1,5 @@
 """Power and energy of a rank's GPUs, through a double of NVML and from recordings."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """What the plug-in tells of a prefix cache, on a block pool with vLLM's names."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from typing import Any

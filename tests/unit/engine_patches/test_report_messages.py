@@ -1,7 +1,5 @@
 """What is published is what the shared types say."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """MC-SF where running requests share the blocks of their prompts' beginnings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 

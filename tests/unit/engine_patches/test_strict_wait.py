@@ -1,7 +1,5 @@
 """WAIT and Nested WAIT as printed: who pauses, and what it costs."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What of a late answer is a server's own fault, and what is the machine's."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.bounded import ASKER, Times, held_up_s

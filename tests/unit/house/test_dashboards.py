@@ -1,7 +1,5 @@
 """The committed dashboards are the generator's, and ask for metrics that exist, all of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Blocks of pages get the kept figures, of the rows that the page chooses."""
 
-from __future__ import annotations
-
 import pytest
 
 from docs import figure_blocks

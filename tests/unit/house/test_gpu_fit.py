@@ -1,7 +1,5 @@
 """The fits of what a GPU is measured by, on figures made by the models themselves."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

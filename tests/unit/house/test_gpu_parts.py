@@ -1,7 +1,5 @@
 """The file of a measurement in parts: whole at any moment, and never of two measurements."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentTypeError
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What is kept of an engine's steps, and how it is started on a GPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The rules that the repository sets itself and that no linter checks."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """`make prometheus`: both programs, or a reason why not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

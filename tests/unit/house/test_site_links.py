@@ -1,7 +1,5 @@
 """Links of the pages in docs/: those that leave it lead to copies on the site, and none is dead."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

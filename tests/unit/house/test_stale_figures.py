@@ -1,7 +1,5 @@
 """Kept figures say what decided them, and the check names those whose code has changed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

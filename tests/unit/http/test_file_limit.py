@@ -1,7 +1,5 @@
 """The limit of open files follows the connections that are to be served."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Checks of a request's head, one by one; llhttp's own are tested over a socket."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Lines of the log, as text and as JSON."""
 
-from __future__ import annotations
-
 import json
 import logging
 

@@ -1,7 +1,5 @@
 """What of a certificate's files cannot be used is said."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Waiting for what a page shows while it gives way to the next page."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A step time on the command line: numbers, or the file of a measurement."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

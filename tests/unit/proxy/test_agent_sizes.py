@@ -1,7 +1,5 @@
 """What agents send is sized as what others send, and leaves the size of that alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

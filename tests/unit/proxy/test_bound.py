@@ -1,7 +1,5 @@
 """A block that is ended from outside by an error: who ends it, and what is left of that."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable

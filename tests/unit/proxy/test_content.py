@@ -1,7 +1,5 @@
 """The ids of a body's prompt, read from its bytes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

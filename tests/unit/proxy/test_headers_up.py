@@ -1,7 +1,5 @@
 """What of a client's header fields an engine is told, and what clients are told by the router's."""
 
-from __future__ import annotations
-
 import pytest
 
 from router.core.errors import DeadlineError, QueueTimeoutError, RequestTimeoutError

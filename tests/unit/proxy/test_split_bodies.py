@@ -1,7 +1,5 @@
 """The two bodies that a request becomes, and what a prefill worker may answer."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Recordings where a trace is asked for, and whole."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

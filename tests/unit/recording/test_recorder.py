@@ -1,7 +1,5 @@
 """What a recorder makes of a cluster's events."""
 
-from __future__ import annotations
-
 from msgspec import structs
 
 from router.core.energy.joules import PowerLevels

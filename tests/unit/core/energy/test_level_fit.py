@@ -1,7 +1,5 @@
 """Power levels from what meters have counted."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The simulator's drift, as in Theorem 3: growth of the load, while a step yields one token."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import pytest

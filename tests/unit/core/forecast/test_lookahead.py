@@ -1,7 +1,5 @@
 """The look-ahead of a group: outlooks, and parameters that follow the work."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 

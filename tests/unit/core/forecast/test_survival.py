@@ -1,7 +1,5 @@
 """Survival curves of output lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The rule for H, gamma and mu, and the skill that it goes by."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

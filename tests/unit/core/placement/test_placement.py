@@ -1,7 +1,5 @@
 """Server chains by hand: the paper's examples, queues with known formulas, edges."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from decimal import Decimal, getcontext

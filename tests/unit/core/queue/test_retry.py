@@ -1,7 +1,5 @@
 """Which answers are asked for anew, and how many."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

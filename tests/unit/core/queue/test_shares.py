@@ -1,7 +1,5 @@
 """Fair shares between tenants: what each may have, whose turn it is, and who keeps a place."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

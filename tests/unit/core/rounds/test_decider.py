@@ -1,7 +1,5 @@
 """What decides for a group: what its look-ahead learns, and what is said of a decision."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

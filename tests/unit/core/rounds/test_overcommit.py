@@ -1,7 +1,5 @@
 """Over-commit by the measured slot bubble."""
 
-from __future__ import annotations
-
 import pytest
 
 from router.core.rounds.overcommit import MOST, RETRY_REVIEWS, REVIEW_STEPS, Overcommit

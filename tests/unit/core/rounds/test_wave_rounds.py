@@ -1,7 +1,5 @@
 """Rounds of a group whose workers compute prompts and wait for each other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

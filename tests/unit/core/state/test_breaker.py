@@ -1,7 +1,5 @@
 """When a worker is ejected, how it comes back, and what never happens."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What the cluster learns of its workers from their answers."""
 
-from __future__ import annotations
-
 import pytest
 
 from router.core.events import (

@@ -1,7 +1,5 @@
 """Energy that agents tell, as it enters the accounts of a group."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import msgspec

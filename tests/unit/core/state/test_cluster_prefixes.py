@@ -1,7 +1,5 @@
 """A live group answers what its workers have cached of a prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from msgspec import structs

@@ -1,7 +1,5 @@
 """Workers that come, are drained and leave while a cluster is used."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

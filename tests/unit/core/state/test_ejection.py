@@ -1,7 +1,5 @@
 """Workers that fail requests, as their group sees them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

@@ -1,7 +1,5 @@
 """A recording of power, replayed through NVML's double, as the router's accounts show it."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A group's joules by what they were spent on, step by step."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """Output tokens per request in decode and step, as a group's engines show them."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

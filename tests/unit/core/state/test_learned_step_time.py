@@ -1,7 +1,5 @@
 """The cost of a step, learned from the messages of ranks that compute prompts in chunks."""
 
-from __future__ import annotations
-
 from dataclasses import astuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Prefill workers: how busy they are, what they keep, and for how long."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """Barrier steps put together from the snapshots of several ranks."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

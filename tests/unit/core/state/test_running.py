@@ -1,7 +1,5 @@
 """Running requests as arrays."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rates of workers: by the plan, then by what they complete; a cluster learns them from events."""
 
-from __future__ import annotations
-
 import random
 from heapq import heappop, heappush
 

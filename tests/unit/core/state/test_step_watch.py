@@ -1,7 +1,5 @@
 """Each step as the ledger closes it, for those who listen."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec import structs
 

@@ -1,7 +1,5 @@
 """What readers are shown of one worker."""
 
-from __future__ import annotations
-
 import msgspec
 
 from router.core.state.worker_status import status_of

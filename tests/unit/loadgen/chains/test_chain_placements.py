@@ -1,7 +1,5 @@
 """Other placements of blocks than GBP-CR, each request's own way, and the fewest slots."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

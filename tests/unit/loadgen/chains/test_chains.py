@@ -1,7 +1,5 @@
 """Chains in virtual time, against queues whose means are known."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """``evenstep diagnose`` on files: what it prints, writes and refuses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

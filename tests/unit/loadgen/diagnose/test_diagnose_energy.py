@@ -1,7 +1,5 @@
 """What a switch saves, and what that costs."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """What is measured in a recording, what policies would have done, and what it takes in joules."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 

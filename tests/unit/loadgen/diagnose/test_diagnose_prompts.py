@@ -1,7 +1,5 @@
 """What a diagnosis says of workers that compute prompts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

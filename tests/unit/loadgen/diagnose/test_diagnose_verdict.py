@@ -1,7 +1,5 @@
 """The verdict on either side of every threshold, and the words that go with it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The --worker flags that ``evenstep emulate`` prints, for this machine and for others."""
 
-from __future__ import annotations
-
 import socket
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What one emulated worker publishes: its state, and its KV events."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

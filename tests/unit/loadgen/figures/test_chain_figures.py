@@ -1,7 +1,5 @@
 """The simulated figures of server chains."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence

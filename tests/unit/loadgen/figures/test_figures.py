@@ -1,7 +1,5 @@
 """The machinery of the simulated figures."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex

@@ -1,7 +1,5 @@
 """``evenstep plan``: chains out of unequal GPUs, and what is written for them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tomllib

@@ -1,7 +1,5 @@
 """Numbers of a model out of its config.json, beside what is published of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Headers of kept figures: what they hold, and when the code counts as changed."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Knowing more never hurts: the look-ahead of an oracle beside none, by the rule's parameters."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 import pytest

@@ -1,7 +1,5 @@
 """Whole engines in virtual time: figures by hand, prefixes, windows, sessions, the command."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The decode simulator on examples small enough to work out by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """``simulate decode`` starts from what ``serve`` does, and compares policies."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a simulation is put together from: lengths, arrivals, settings, knowledge of ends."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import pairwise, repeat

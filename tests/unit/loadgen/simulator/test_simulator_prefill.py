@@ -1,7 +1,5 @@
 """Prefill workers of the decode simulator, on examples small enough to work out by hand."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The search for the best parameters."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
