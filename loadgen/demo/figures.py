@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import cast
 
+import numpy as np
+
 from loadgen.demo.run import Fleet, Outcome
 from loadgen.emulator.record import StepRecord
-from loadgen.replay.replay_results import Report, Window, percentile
+from loadgen.replay.replay_results import Report, Window
 from router.core.step_time import StepTime
 
 # Lateness of a step's end, as a fraction of its length, up to which a fleet counts as in time.
@@ -50,7 +52,7 @@ def step_figures(record: Sequence[StepRecord], fleet: Fleet) -> StepFigures | No
     ]
     per_token_s = StepTime.parse(fleet.step_time).per_token_s
     energy_j = sum(sum(row.power_w) * row.step_s for row in record)
-    late = sorted(row.lateness for row in record)
+    late_p50, late_p99 = np.percentile([row.lateness for row in record], (50, 99)).tolist()
     return StepFigures(
         steps=len(record),
         step_mean_s=seconds / len(record),
@@ -62,8 +64,8 @@ def step_figures(record: Sequence[StepRecord], fleet: Fleet) -> StepFigures | No
         throughput_tok_s=tokens / seconds,
         energy_j=energy_j,
         energy_j_per_token=energy_j / max(tokens, 1),
-        lateness_p50=percentile(late, 50),
-        lateness_p99=percentile(late, 99),
+        lateness_p50=late_p50,
+        lateness_p99=late_p99,
     )
 
 

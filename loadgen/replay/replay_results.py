@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from router.core.errors import ConfigError
 
 TOO_MANY_REQUESTS = 429
@@ -100,20 +102,6 @@ class Conditions:
     concurrency: int | None = None
     goodput_ms: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return the percentile of ascending values, linear between neighbours, as numpy's default.
-
-    Raises:
-        ValueError: no values.
-    """
-    if not ordered:
-        raise ValueError("no values")
-    position = (len(ordered) - 1) * percent / 100
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
 def parse_goodput(text: str | None) -> dict[str, float]:
@@ -234,14 +222,14 @@ _MEASURED_S: Mapping[str, Callable[[RequestResult], float]] = {
 
 
 def _spread(name: str, values_s: Iterable[float], scale: float) -> Report:
-    ordered = sorted(value_s / scale * 1000 for value_s in values_s)
-    if not ordered:
+    values_ms = np.array(list(values_s)) / scale * 1000
+    if not len(values_ms):
         return {f"{part}_{name}_ms": None for part in ("mean", "median", "std", "p99")}
     return {
-        f"mean_{name}_ms": statistics.fmean(ordered),
-        f"median_{name}_ms": percentile(ordered, 50),
-        f"std_{name}_ms": statistics.pstdev(ordered),
-        f"p99_{name}_ms": percentile(ordered, 99),
+        f"mean_{name}_ms": float(values_ms.mean()),
+        f"median_{name}_ms": float(np.median(values_ms)),
+        f"std_{name}_ms": float(values_ms.std()),
+        f"p99_{name}_ms": float(np.percentile(values_ms, 99)),
     }
 
 

@@ -1,32 +1,16 @@
 """Laws of the replay's arithmetic and of its event reader."""
 
 import json
-import statistics
 from itertools import product
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.emulator.prompt_content import Content
-from loadgen.replay.replay_results import percentile
 from loadgen.replay.stream import CompletionStream
 from loadgen.replay.workload import Arrivals, Workload
 from loadgen.traces.trace import Trace, TraceRequest
 from loadgen.traces.trace_files import BLOCK_TOKENS
-
-VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1).map(sorted)
-
-
-@given(VALUES, st.floats(0, 100))
-def test_percentile_stays_between_its_neighbours(values: list[float], percent: float) -> None:
-    rounding = 1e-6
-    assert values[0] - rounding <= percentile(values, percent) <= values[-1] + rounding
-
-
-@given(VALUES)
-def test_the_median_is_a_percentile(values: list[float]) -> None:
-    assert abs(percentile(values, 50) - statistics.median(values)) < 1e-6
-
 
 BODY = (
     b'data: {"choices":[{"text":" a"}]}\n\n' * 3

@@ -11,7 +11,6 @@ from loadgen.replay.replay_results import (
     Run,
     Window,
     parse_goodput,
-    percentile,
     summarize,
 )
 from router.core.errors import ConfigError
@@ -127,26 +126,6 @@ def test_conditions_are_repeated() -> None:
     assert (found["request_rate"], found["max_concurrency"]) == (4.0, None)
     assert (found["seed"], found["time_scale"], found["trace"]) == (7, 2.0, "t")
     assert report()["request_rate"] == "inf"
-
-
-@pytest.mark.parametrize(
-    ("values", "percent", "expected"),  # as numpy.percentile has them
-    [
-        ([1, 2, 3, 4], 50, 2.5),
-        ([1, 2, 3, 4], 99, 3.97),
-        ([1, 2, 3, 4], 0, 1),
-        ([1, 2, 3, 4], 100, 4),
-        ([5], 99, 5),
-        ([0, 10, 20, 30, 1000], 90, 612),
-    ],
-)
-def test_percentile(values: list[float], percent: float, expected: float) -> None:
-    assert percentile(values, percent) == pytest.approx(expected)
-
-
-def test_percentile_of_nothing() -> None:
-    with pytest.raises(ValueError, match="no values"):
-        percentile([], 50)
 
 
 def test_parse_goodput() -> None:
