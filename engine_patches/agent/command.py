@@ -24,47 +24,50 @@ from router.core.wire import is_curve_key
 _ENDPOINT = re.compile(r"tcp://[\w.:%\[\]*-]+:\d+|ipc://.+")
 _LEAST_S, _MOST_S = 0.1, 5.0
 
+Gpus = Annotated[
+    str | None,
+    typer.Option(metavar="GPU,...", help="indices or UUIDs; without --ranks-of each is a rank"),
+]
+RanksOf = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="WORKER=GPU[+GPU]", help="GPUs of a worker by its id in the router, repeatable"
+    ),
+]
+Bind = Annotated[
+    str | None, typer.Option(metavar="ENDPOINT", help="tcp://HOST:PORT or ipc://PATH to publish on")
+]
+Interval = Annotated[float, typer.Option(metavar="S", help="time between readings, 0.1 to 5")]
+SecretKeyFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="CURVE key pair of evenstep keygen, beyond loopback"),
+]
+AllowedKey = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY", help="public CURVE key of a router that may listen, repeatable"),
+]
+Replay = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="tell a recording instead of NVML: lines like "
+        '{"time_s": 0.5, "device": "0", "power_w": 300, "energy_j": 12.5}',
+    ),
+]
+Once = Annotated[bool, typer.Option("--once", help="print one reading and exit")]
+JsonFile = Annotated[str | None, json_option("with --once, write the reading; - is stdout")]
+
 
 def agent(
-    gpus: Annotated[
-        str | None,
-        typer.Option(metavar="GPU,...", help="indices or UUIDs; without --ranks-of each is a rank"),
-    ] = None,
-    ranks_of: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="WORKER=GPU[+GPU]", help="GPUs of a worker by its id in the router, repeatable"
-        ),
-    ] = None,
-    bind: Annotated[
-        str | None,
-        typer.Option(metavar="ENDPOINT", help="tcp://HOST:PORT or ipc://PATH to publish on"),
-    ] = None,
-    interval: Annotated[
-        float, typer.Option(metavar="S", help="time between readings, 0.1 to 5")
-    ] = 1.0,
-    secret_key_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="CURVE key pair of evenstep keygen, beyond loopback"),
-    ] = None,
-    allowed_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY", help="public CURVE key of a router that may listen, repeatable"
-        ),
-    ] = None,
-    replay: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="tell a recording instead of NVML: lines like "
-            '{"time_s": 0.5, "device": "0", "power_w": 300, "energy_j": 12.5}',
-        ),
-    ] = None,
-    once: Annotated[bool, typer.Option("--once", help="print one reading and exit")] = False,
-    json_file: Annotated[
-        str | None, json_option("with --once, write the reading; - is stdout")
-    ] = None,
+    gpus: Gpus = None,
+    ranks_of: RanksOf = None,
+    bind: Bind = None,
+    interval: Interval = 1.0,
+    secret_key_file: SecretKeyFile = None,
+    allowed_key: AllowedKey = None,
+    replay: Replay = None,
+    once: Once = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Read the power of GPUs and publish it for routers whose workers have power=ENDPOINT.
 
