@@ -32,7 +32,7 @@ class _Account:
     Attributes:
         pending_j: joules not divided yet.
         span: work done since the last division.
-        epoch: its engine's start.
+        epoch: its engine's start; None while no snapshot has told it.
         covered: true if its meter counts that time.
         open: true if it has reported a step that others have not finished.
         step: last reported step, of a worker that steps alone.
@@ -41,7 +41,7 @@ class _Account:
 
     shares: RequestShares
     counter: EnergyCounter = field(default_factory=EnergyCounter)
-    epoch: str = ""
+    epoch: str | None = None
     time_s: float | None = None
     pending_j: float = 0.0
     span: Span = field(default_factory=Span)
@@ -125,6 +125,8 @@ class GroupEnergy:
     def told(self, worker_id: str, power: PowerTold, *, idle: bool) -> None:
         """Record an agent's message on a worker without step reports; ``idle``: it runs nothing."""
         account = self._account(worker_id)
+        if (left := self._left.pop(worker_id, None)) is not None:
+            account.counter = left.counter
         since_s = 0.0 if account.time_s is None else power.received_s - account.time_s
         seconds = since_s if since_s < METER_SILENT_S else 0.0
         used_j = account.counter.since(power.energy_j, power.power_w, seconds) or 0.0
@@ -177,7 +179,8 @@ class GroupEnergy:
         account = self._accounts.pop(worker_id, None)
         if account is None:
             return
-        self._left[worker_id] = account
+        if account.counter.counting:
+            self._left[worker_id] = account
         if account.pending_j:
             account.shares.pay(account.pending_j, account.span.step_s)
             self.joules += Joules(unknown_j=account.pending_j)
@@ -189,9 +192,13 @@ class GroupEnergy:
 
     def _returned(self, worker_id: str, account: _Account, snapshot: Snapshot) -> None:
         """What the same engine's meter has counted while nobody listened is unknown."""
-        left, account.epoch = self._left.pop(worker_id, None), snapshot.epoch
-        if left is not None and left.epoch == snapshot.epoch and left.counter.counting:
-            used_j = left.counter.since(snapshot.energy_j, snapshot.power_w, 0.0)
+        left, account.epoch = self._left.get(worker_id), snapshot.epoch
+        same = left is not None and left.epoch == snapshot.epoch
+        if left is None or (same and snapshot.energy_j is None):  # a later message may tell
+            return
+        del self._left[worker_id]
+        if same:
+            used_j = left.counter.since(snapshot.energy_j, None, 0.0)
             self.joules += Joules(unknown_j=used_j or 0.0)
 
     def _account(self, worker_id: str) -> _Account:

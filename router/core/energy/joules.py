@@ -54,7 +54,8 @@ class Joules:
     Attributes:
         waiting_j: waiting for the group's fullest worker.
         idle_j: between steps, without work.
-        unknown_j: steps that cannot be divided: levels not calibrated, or wait unknown.
+        unknown_j: steps that cannot be divided: levels not calibrated, or wait unknown. Also what a
+            worker used while nothing was heard of it.
     """
 
     useful_j: float = 0.0

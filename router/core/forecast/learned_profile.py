@@ -46,6 +46,8 @@ def learned(before: WorkProfile, cost: StepTime | None, shown: Shown) -> WorkPro
     ``PROMPT_RATIO`` where prompts are cached: else the router would pass over caches at first.
     """
     request, prompt = before.request_tokens, before.prefill_beta
+    if prompt == PROMPT_RATIO:  # a guess is no evidence
+        prompt = 0.0
     if cost is not None:
         _, token, by_request, by_prompt = _intervals(cost)
         unit = cost.per_token_s if token[0] > 0 else token[1]

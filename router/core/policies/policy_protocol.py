@@ -26,7 +26,7 @@ class Known:
         steps_under_way: steps that begin before what this round sends arrives.
         barrier: whether the workers wait for each other at each step.
         crowded: whether more requests wait than there are free slots.
-        affinity: part of the prompts sent lately that one worker has cached, and others have not.
+        affinity: part of the prompts sent lately that the best worker had cached, beyond the mean.
     """
 
     outlook: Outlook | None = None

@@ -235,7 +235,7 @@ class RoundDecider(Generic[W]):
                 steps_under_way=self.steps_under_way,
                 barrier=self.group.barrier is not False,
                 crowded=given.crowded,
-                affinity=self.affinity.share,
+                affinity=self.affinity.share if self.group.hits is not None else 0.0,
             )
             assignments = assignment.assign(self.policy, given.tiers, given.views, known, *rest)
             if assignments:

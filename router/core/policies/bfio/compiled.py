@@ -1,7 +1,8 @@
 """Compilation of kernels by numba, if installed; plain Python otherwise, only slower.
 
 The order of arithmetic is kept, so both give the same results bit by bit. Callers provide all
-memory. Kernels import numba, which takes half a second: import them where they are needed.
+memory, but for kernels of arrays. Kernels import numba, which takes half a second: import them
+where they are needed.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def plan(
 ) -> int:
     """Fill ``sent``, shape (2, R), with requests to send now and their workers; say how many.
 
-    Arrays are as in ``PromptPlan``; ``pending``, ``loads``, ``capacity`` and ``fits`` change.
+    Arrays are as in ``PromptPlan``; ``pending``, ``loads`` and ``capacity`` change.
     """
     barred = np.where(fits, 0.0, np.inf)
     base = loads.max() if barrier else 0.0

@@ -2,8 +2,8 @@
 
 Loads are the outlook's over its look-ahead; without one, the views' loads and H = 0. The program's
 quadratic term is not in the paper: all fillings under the maximum have equal imbalance, so it
-breaks ties. Where workers compute prompts, and slots are not what requests wait for, the plan of
-``prompt_plan`` decides instead. Deterministic.
+breaks ties. Where workers compute prompts the plan of ``prompt_plan`` decides instead, unless
+requests wait for slots and caches hardly differ. Deterministic.
 """
 
 from __future__ import annotations

@@ -129,6 +129,21 @@ def test_several_answers_count_as_often() -> None:
     assert sent([wide, request(1, 100)], workers(0, 1100)) == {0: "a", 1: "a"}
 
 
+@pytest.mark.parametrize(
+    "cost", [None, StepTime(5e-3, 1e-7), StepTime(5e-3, 1e-7, 0.0, 1e-9), StepTime(5e-3)]
+)
+def test_who_has_waited_goes_first_whatever_is_known_of_costs(cost: StepTime | None) -> None:
+    these, fresh = workers(0, 5000), [request(i, 300, arrival=60.0) for i in range(1, 13)]
+
+    def sent_of(long: Request) -> list[int]:
+        waiting = [long, *fresh]
+        asked = replace(known(these, now_s=60.0), step_time=cost)
+        return [index for index, _ in pairs(BfIo(0.1).assign(waiting, these, asked), waiting)]
+
+    assert sent_of(request(0, 8000)) == [0]
+    assert 0 not in sent_of(request(0, 8000, arrival=60.0))
+
+
 def test_where_slots_are_short_the_program_decides() -> None:
     these = workers(0, 2000, capacity=1, loads=[50_000, 40_000])
     policy, waiting = BfIo(0.1), requests([500, 10_000, 700])

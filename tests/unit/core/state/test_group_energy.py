@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from router.core.energy.joules import PowerLevels
+from router.core.events import PowerTold
 from router.core.state.barrier import StepLedger, StepShares
 from router.core.state.step_watch import ClosedStep
 from router.core.step_time import Work
@@ -274,6 +275,21 @@ def test_what_a_meter_counts_while_its_worker_is_away_is_unknown() -> None:
     assert after.total_j - before.total_j == pytest.approx(sum(group.counted.values()) - first)
     missed_j = 300 * (5 + C + T_L * 2000)
     assert after.unknown_j - before.unknown_j == pytest.approx(missed_j)
+
+
+def test_a_meter_that_tells_later_counts_from_where_it_was() -> None:
+    group = Group()
+    group.learn()
+    before, at_j = group.ledger.energy.joules, group.counted["a"]
+    group.ledger.leave("a")
+    group.use(5.0, a=300.0)
+    group.ledger.report("a", StepShares(0, 0), said(group.steps, 0.0, group.now_s), EMPTY)
+    assert group.ledger.energy.joules == before
+    power = PowerTold("a", None, group.counted["a"], group.now_s)
+    group.ledger.leave("a")
+    group.ledger.energy.told("a", power, idle=True)
+    spent_j = group.ledger.energy.joules.total_j - before.total_j
+    assert spent_j == pytest.approx(group.counted["a"] - at_j)
 
 
 def test_another_engine_in_its_place_has_a_meter_of_its_own() -> None:
