@@ -176,8 +176,8 @@ GROUP_ROWS: Sequence[Row[Group]] = (
     Row(
         "evenstep_undivided_energy_joules_total",
         "Energy of steps that is known only as a whole: no --power-levels, or not known how long "
-        "workers waited; and what a worker used while nothing was heard of it. With the other three "
-        "it is all that the workers' meters have counted.",
+        "workers waited; and what a worker used while nothing was heard of it. With the other "
+        "three it is all that the workers' meters have counted.",
         lambda group: group.joules.unknown_j,
     ),
     Row(
