@@ -146,6 +146,13 @@ MEMORY = row(
         ),
     ),
     lines(
+        "Prompt tokens of a step",
+        "Most that the router tells engines (--prompt-budget), and the least that engines keep to; "
+        "0 where one keeps to no such bound, as it takes none or a rank was not told.",
+        "short",
+        Query(of_group("evenstep_prompt_budget_tokens"), "{{group}} {{by}}"),
+    ),
+    lines(
         "Held at the engine's door",
         "Requests that an engine has and has not started: its admission policy, or full slots or "
         "memory.",

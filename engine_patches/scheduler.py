@@ -3,7 +3,8 @@ r"""The plug-in: vLLM's two schedulers with a published state per step, and with
     vllm serve MODEL --scheduler-cls engine_patches.scheduler.EvenstepAsyncScheduler \
         --additional-config '{"evenstep": {"snapshots": "tcp://127.0.0.1:5600"}}'
 
-With ``"admission": {"policy": "headroom"}`` in the settings, a policy decides on admission. Use
+With ``"admission": {"policy": "headroom"}`` in the settings, a policy decides on admission; with
+``"prompt_budget": true``, routers bound the prompt tokens of each step. Use
 ``EvenstepScheduler`` where vLLM does not schedule asynchronously, as on a CPU: it turns
 asynchronous scheduling off. Imported by vLLM only.
 """
@@ -18,19 +19,22 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from engine_patches.plugin.compat import EngineView, version, watch_dummy_batches
 from engine_patches.plugin.compat_cache import open_cache
+from engine_patches.plugin.compat_prompts import PromptTokens, watch_group_steps
 from engine_patches.plugin.entrance import Entrance
 from engine_patches.plugin.gate import AdmissionGate
 from engine_patches.plugin.prefixes import CachedPrefixes
+from engine_patches.plugin.prompt_bound import PromptBound
 from engine_patches.plugin.reporter import Reporter, log
 from engine_patches.plugin.settings import read_settings
 
 
 class EvenstepMixin:
-    """Reports a scheduler's actions, and controls admission if configured."""
+    """Reports a scheduler's actions; controls admission and prompt tokens if configured."""
 
     vllm_config: Any
     _ahead = 0
     _gate: AdmissionGate | None = None
+    _prompts: PromptBound | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -42,9 +46,15 @@ class EvenstepMixin:
             self._gate = AdmissionGate(
                 engine, Entrance(self), settings.admission, ahead=self._ahead
             )
+        if settings.prompt_budget:
+            self._prompts = PromptBound(PromptTokens(self), lockstep=engine.lockstep)
+            if engine.lockstep:
+                watch_group_steps(self._prompts.stepped)
         cache = open_cache(self, engine.memory.groups)
         prefixes = None if cache is None else CachedPrefixes(cache)
-        self.evenstep = Reporter(engine, settings, admissible=self._gate, prefixes=prefixes)
+        self.evenstep = Reporter(
+            engine, settings, admissible=self._gate, prefixes=prefixes, prompts=self._prompts
+        )
         log.info(
             "evenstep: vLLM %s, the state of every step at %s; admission: %s",
             version(),
@@ -62,15 +72,19 @@ class EvenstepMixin:
             self._gate.arrived(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        gate = self._gate
+        gate, prompts = self._gate, self._prompts
+        if prompts is not None:
+            prompts.open()
         if gate is not None:
-            gate.open()
+            gate.open(0 if prompts is None else prompts.tokens)
         began_s = time.perf_counter()
         try:
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
             if gate is not None:
                 gate.close()
+            if prompts is not None:
+                prompts.close()
         if gate is not None:
             gate.scheduled(output)
         self.evenstep.scheduled(output, began_s)

@@ -9,9 +9,9 @@ decides; ``entered``; at the end of the step ``stepped``, and ``left`` for those
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Protocol
+from typing import Protocol, Self
 
 from router.core.kv_blocks import KvBlocks
 
@@ -101,6 +101,14 @@ class Memory:
     hashed_tokens: int = 0
     found: Callable[[Ticket], int] = _nothing_found
     prompt_chunk: int = 0
+
+    def under(self, prompt_budget: int, running: int, promised_tokens: int) -> Self:
+        """The same if a step computes so many prompt tokens at most, some promised to prompts."""
+        step, left = running + prompt_budget, max(0, prompt_budget - promised_tokens)
+        if self.step_tokens:
+            step, left = min(step, self.step_tokens), min(left, self.prompt_tokens_left)
+        chunk = min(self.prompt_chunk or prompt_budget, prompt_budget)
+        return replace(self, step_tokens=step, prompt_tokens_left=left, prompt_chunk=chunk)
 
     @property
     def capacity_tokens(self) -> int:

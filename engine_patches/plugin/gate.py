@@ -71,6 +71,7 @@ class AdmissionGate:
         self._prefilling: set[str] = set()
         # Requests that have computed their prompts lately, with the last step that may show it.
         self._begun: dict[str, int] = {}
+        self._prompt_budget = 0
         if not (entrance.in_order or ADMISSIONS[settings.policy].in_order):
             raise PlugInError(
                 f"evenstep.admission: {settings.policy} orders the queue, and so does this "
@@ -96,7 +97,9 @@ class AdmissionGate:
         self._wait(request)
 
     @_ends_admission
-    def open(self) -> None:
+    def open(self, prompt_budget: int = 0) -> None:
+        """``prompt_budget``: most prompt tokens of the step; 0: no such bound."""
+        self._prompt_budget = prompt_budget
         for id_ in self._engine.ended:
             request = self._requests.pop(id_, None)
             if request is not None:
@@ -228,8 +231,8 @@ class AdmissionGate:
                 if one.offset_tokens + steps - one.prompt_tokens < one.cap_tokens - self._ahead
             ]
         sizes = np.array([one.offset_tokens for one in growing], dtype=np.int64) + steps
-        step = self._entrance.step_tokens
-        return Memory(
+        step, budget = self._entrance.step_tokens, self._prompt_budget
+        room = Memory(
             capacity_blocks=memory.blocks_total - memory.watermark,
             used_blocks=used + memory.kv.growth(sizes, memory.in_flight),
             slots_free=max(0, self._engine.slots - len(running)),
@@ -240,6 +243,7 @@ class AdmissionGate:
             found=self._found,
             prompt_chunk=self._entrance.prompt_chunk,
         )
+        return room.under(budget, len(running), promised) if budget else room
 
     def _found(self, ticket: Ticket) -> int:
         """Blocks of a waiting request that running ones hold; vLLM is asked only if any may."""

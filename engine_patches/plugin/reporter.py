@@ -19,6 +19,7 @@ from engine_patches.plugin import compat
 from engine_patches.plugin.compat import EngineView
 from engine_patches.plugin.harmless import harmless
 from engine_patches.plugin.prefixes import CachedPrefixes
+from engine_patches.plugin.prompt_bound import PromptBound
 from engine_patches.plugin.settings import PlugInError, Settings
 from engine_patches.plugin.state import EngineRequest, EngineState, Step
 from engine_patches.power.nvml import NvmlSource, open_source
@@ -65,6 +66,7 @@ class Reporter:
     Args:
         admissible: None: vLLM's free memory.
         prefixes: what the prefix cache holds; None: it is not told.
+        prompts: keeps budgets that routers send; None: none is taken.
         clock: for step durations, seconds.
 
     Raises:
@@ -78,6 +80,7 @@ class Reporter:
         *,
         admissible: Admissible | None = None,
         prefixes: CachedPrefixes | None = None,
+        prompts: PromptBound | None = None,
         clock: Callable[[], float] = time.perf_counter,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -86,6 +89,7 @@ class Reporter:
         self._engine = engine
         self._admissible = admissible
         self._prefixes = prefixes
+        self._prompts = prompts
         self._clock = clock
         self._wall = wall
         self._state = EngineState()
@@ -94,7 +98,7 @@ class Reporter:
         self._preemptions = 0
         self._blocks_free = -1
         self._last_end_s: float | None = None
-        self._ahead: deque[tuple[Any, float, int]] = deque(maxlen=_STEPS_AHEAD)
+        self._ahead: deque[tuple[Any, float, int, int | None]] = deque(maxlen=_STEPS_AHEAD)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate: CurveGate | None = None
         self._closing = threading.Event()
@@ -121,7 +125,8 @@ class Reporter:
     def scheduled(self, output: Any, began_s: float) -> None:
         """Note a scheduled step; its results come later, possibly after other steps'."""
         self._steps_begun += output.total_num_scheduled_tokens > 0
-        self._ahead.append((output, began_s, self._steps_begun))
+        tokens = None if self._prompts is None else self._prompts.tokens
+        self._ahead.append((output, began_s, self._steps_begun, tokens))
         self._preemptions += len(compat.preempted(output))
         # No lock is needed: a full snapshot does not contain what is noted here.
         self._state.flushed(output.finished_req_ids)
@@ -140,7 +145,7 @@ class Reporter:
     def stepped(self, output: Any, results: Mapping[int, Any]) -> None:
         """``results`` are those of ``update_from_output``."""
         now_s = self._clock()
-        began_s, number = self._began(output, now_s)
+        began_s, number, prompt_budget = self._began(output, now_s)
         engine = self._engine
         scheduled = output.num_scheduled_tokens
         gained = compat.gained(results, scheduled, drafts=engine.drafts)
@@ -157,6 +162,7 @@ class Reporter:
                 if self._prefixes is not None:
                     self._prefixes.stepped(changes.finished)
                 self._describe(publisher.message)
+                publisher.message.prompt_budget = prompt_budget
                 publisher.message.step_s = now_s - began_s if tokens else 0.0
                 publisher.message.scheduled_prefill_tokens = changes.prefill_tokens
                 publisher.message.scheduled_decode_tokens = changes.decode_tokens
@@ -196,6 +202,7 @@ class Reporter:
             kv_groups=memory.groups,
             admissible_kv_tokens=memory.kv.tokens(admissible),
             admissible_blocks=admissible,
+            prompt_budget=None if self._prompts is None else 0,
         )
         try:
             if settings.secret_key_file is not None:
@@ -212,6 +219,7 @@ class Reporter:
                 rows=self._state.rows,
                 prepare=self._prepare,
                 cached=None if self._prefixes is None else self._prefixes.cached,
+                leases=None if self._prompts is None else self._prompts.leases,
             )
         except zmq.ZMQError as error:
             self._close_context()
@@ -236,17 +244,21 @@ class Reporter:
             self._gate.close()
         self._context.destroy(linger=0)
 
-    def _began(self, output: Any, now_s: float) -> tuple[float, int]:
-        """The step's start time, and its number among the barrier's steps.
+    def _began(self, output: Any, now_s: float) -> tuple[float, int, int | None]:
+        """The step's start time, its number among the barrier's steps, and its prompt budget.
 
         It starts at the end of the step before, unless the engine was idle then.
         """
-        scheduled_s, number = now_s, self._steps_begun
+        scheduled_s, number, tokens = (
+            now_s,
+            self._steps_begun,
+            self._publisher.message.prompt_budget,
+        )
         while self._ahead:
-            other, scheduled_s, number = self._ahead.popleft()
+            other, scheduled_s, number, tokens = self._ahead.popleft()
             if other is output:
                 break
-        return scheduled_s if self._last_end_s is None else self._last_end_s, number
+        return scheduled_s if self._last_end_s is None else self._last_end_s, number, tokens
 
     def _moved(self, message: SnapshotMessage) -> bool:
         """During a KV transfer from or to another engine no step computes anything."""

@@ -34,6 +34,8 @@ class Settings:
         allowed_keys: public CURVE keys of the routers that may read.
         end_signal: report each request's probability of ending; also needs the logits processor
             ``engine_patches.end_signal:EndSignal``.
+        prompt_budget: let routers bound the prompt tokens of each step; without effect unless all
+            ranks of a data-parallel group have it.
         admission: policy under KV pressure; None: vLLM decides alone.
     """
 
@@ -43,6 +45,7 @@ class Settings:
     secret_key_file: str | None = None
     allowed_keys: tuple[str, ...] = ()
     end_signal: bool = False
+    prompt_budget: bool = False
     admission: AdmissionSettings | None = None
 
     @property
@@ -115,13 +118,15 @@ def _are_curve_keys(value: object) -> bool:
 
 
 _TEXT = (lambda value: isinstance(value, str) and bool(value), "a text")
+_SWITCH = (lambda value: isinstance(value, bool), "true or false")
 _TYPES: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "admission": (lambda value: isinstance(value, Mapping), 'like {"policy": "headroom"}'),
     "allowed_keys": (
         _are_curve_keys,
         "a list of public CURVE keys of 40 characters of ZMQ's alphabet (Z85)",
     ),
-    "end_signal": (lambda value: isinstance(value, bool), "true or false"),
+    "end_signal": _SWITCH,
+    "prompt_budget": _SWITCH,
 }
 
 

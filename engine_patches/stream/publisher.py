@@ -1,9 +1,11 @@
 """The engine's side of the state stream: publishes each step's state as a small delta.
 
 Deltas leave on a PUB socket, which drops what a slow router does not take and never delays a step.
-A ROUTER socket serves full snapshots. The vLLM plug-in and the emulator use ``SnapshotPublisher``.
+A ROUTER socket serves full snapshots, and takes prompt budgets. The vLLM plug-in and the emulator
+use ``SnapshotPublisher``.
 """
 
+import contextlib
 import secrets
 import threading
 import time
@@ -14,7 +16,9 @@ import msgspec
 import zmq
 
 from engine_patches.stream.cached_blocks import CachedBlocks
+from engine_patches.stream.prompt_leases import PromptLeases
 from engine_patches.stream.rows import PlacedRow, ReportedRows, Row
+from router.core.errors import SnapshotError
 from router.core.types import (
     DEFAULT_SLOTS,
     SCHEMA_VERSION,
@@ -22,7 +26,7 @@ from router.core.types import (
     PromptChain,
     RunningRequest,
 )
-from router.core.wire import full_endpoint
+from router.core.wire import decode_budget, full_endpoint
 
 HEARTBEAT_S = 1.0
 
@@ -39,7 +43,7 @@ class StepReport(msgspec.Struct, frozen=True):
         rows: running requests; also those that ended with this step, unless they gained one token.
         finished: ids that ended since the last report, whether they ran or only waited.
         preempted: ids that lost their slot since the last report and wait again.
-        waited_s, admission, waiting_routed, admissible_blocks: see ``Snapshot``.
+        waited_s, admission, waiting_routed, admissible_blocks, prompt_budget: see ``Snapshot``.
     """
 
     step: int
@@ -62,6 +66,7 @@ class StepReport(msgspec.Struct, frozen=True):
     energy_j: float | None = None
     waiting_routed: int | None = None
     admissible_blocks: int | None = None
+    prompt_budget: int | None = None
 
 
 class SnapshotMessage(msgspec.Struct, omit_defaults=True):
@@ -100,6 +105,7 @@ class SnapshotMessage(msgspec.Struct, omit_defaults=True):
     blocks_removed: bytes = b""
     blocks_cleared: bool = False
     chains: Sequence[PromptChain] = ()
+    prompt_budget: int | None = None
 
 
 _REPORTED = tuple(
@@ -118,6 +124,7 @@ class SnapshotPublisher:
         rows: all running requests for a full snapshot; by default those last published.
         prepare: sets options of both sockets before they are bound.
         cached: the prefix cache; None: nothing is told of it.
+        leases: of prompt budgets; None: none is taken.
 
     Attributes:
         lock: held while a message is built; hold it to change ``message`` or what
@@ -141,6 +148,7 @@ class SnapshotPublisher:
         rows: Callable[[], Iterable[Row | PlacedRow]] | None = None,
         prepare: Callable[[zmq.Socket[bytes]], None] = lambda _: None,
         cached: CachedBlocks | None = None,
+        leases: PromptLeases | None = None,
     ) -> None:
         self.epoch = secrets.token_hex(8)
         self.sequence = 0
@@ -161,6 +169,7 @@ class SnapshotPublisher:
         self._note(initial)
         self._clock = clock
         self._cached = cached or CachedBlocks(0)
+        self._leases = leases
         self._reported = ReportedRows(initial.rows)
         self._all_rows = rows or self._reported.placed
         self._idle = not initial.rows
@@ -213,11 +222,11 @@ class SnapshotPublisher:
         self._send_delta(message)
 
     def poll(self, timeout_s: float = 0.0) -> int:
-        """Answer requests for full snapshots, and send the heartbeat of an idle worker when due.
+        """Answer requests, take budgets, and send the heartbeat of an idle worker when due.
 
         Call it when ``request_fd`` becomes readable and also about four times a second, or in a
         loop in a thread. It waits up to ``timeout_s`` for a first request.
-        Returns the number of requests answered.
+        Returns the number of messages read.
         """
         if timeout_s > 0:
             self._requests.poll(int(timeout_s * 1e3))
@@ -245,11 +254,21 @@ class SnapshotPublisher:
             frames = self._requests.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return False
+        if frames[-1] and self._leases is not None:
+            self._take_budget(frames[-1], self._leases)
+            return True
         with self.lock:
             answer = self._full()
         envelope = 2 if len(frames) > 2 and not frames[1] else 1
         self._requests.send_multipart([*frames[:envelope], answer], zmq.NOBLOCK)
         return True
+
+    def _take_budget(self, message: bytes, leases: PromptLeases) -> None:
+        # The snapshots tell its sender that it is not in force.
+        with contextlib.suppress(SnapshotError):
+            told = decode_budget(message)
+            if told.epoch == self.epoch:
+                leases.take(told, self._clock())
 
     def _full(self) -> bytes:
         rows = [RunningRequest(*row) for row in self._all_rows()]

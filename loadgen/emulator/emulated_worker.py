@@ -76,6 +76,17 @@ class EmulatedWorker:
         by_identity = {id(choice.answer): choice.answer for choice in self._choices.values()}
         return list(by_identity.values())
 
+    @property
+    def told_prompt_budget(self) -> int:
+        """By routers, now; 0: none."""
+        return 0 if self.stream is None else self.stream.told_prompt_budget
+
+    def bound_prompts(self, tokens: int) -> None:
+        """Keep to a budget of routers besides the worker's own; 0: to that alone."""
+        own = self.settings.features.prompt_budget
+        self.model.prompt_budget = tokens
+        self.model.engine.prompt_budget = min(own or tokens, tokens) if tokens else own
+
     async def until_answering(self) -> None:
         await self._answering.wait()
 

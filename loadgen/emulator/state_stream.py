@@ -9,6 +9,7 @@ from collections.abc import Hashable, Sequence
 from typing import cast
 
 from engine_patches.stream.cached_blocks import CachedBlocks, is_told
+from engine_patches.stream.prompt_leases import PromptLeases
 from engine_patches.stream.publisher import SnapshotPublisher, StepReport
 from loadgen.emulator.binding import bound
 from loadgen.engine.engine_state import IDLE, state_of
@@ -29,6 +30,7 @@ class StateStream:
         self._publisher: SnapshotPublisher | None = None
         self._silent = False
         self._cached = CachedBlocks(0)
+        self._leases = PromptLeases()
 
     async def start(self, model: WorkerModel) -> None:
         """Bind both endpoints, as a new epoch.
@@ -38,6 +40,7 @@ class StateStream:
         """
         initial = _report(model, 0)
         self._cached = CachedBlocks(_told_block(model))
+        self._leases = PromptLeases()
         self._publisher = await bound(
             lambda: SnapshotPublisher(
                 self._endpoint,
@@ -46,6 +49,7 @@ class StateStream:
                 rank=self._rank,
                 initial=initial,
                 cached=self._cached,
+                leases=self._leases,
             ),
             f"cannot publish snapshots at {self._endpoint}",
         )
@@ -70,6 +74,11 @@ class StateStream:
             loop = asyncio.get_running_loop()
             loop.add_reader(self._publisher.request_fd, self._publisher.poll)
             self._publisher.poll()
+
+    @property
+    def told_prompt_budget(self) -> int:
+        """By routers, now; 0: none."""
+        return self._leases.tokens(time.time())
 
     def beat(self) -> None:
         if self._publisher is not None and not self._silent:
@@ -151,5 +160,6 @@ def _report(
         finished=tuple(finished),
         power_w=model.power_w,
         energy_j=model.energy_j,
+        prompt_budget=model.prompt_budget,
         **state_of(engine, part.schedule if part else IDLE),
     )

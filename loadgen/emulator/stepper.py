@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from engine_patches.stream.prompt_leases import AGREE_STEPS
 from engine_patches.stream.publisher import HEARTBEAT_S
 from loadgen.emulator.emulated_worker import EmulatedWorker
 from loadgen.emulator.record import StepRecord
@@ -53,6 +54,7 @@ class Stepper:
         self._time_scale = time_scale
         self._lateness = lateness
         self._record = record
+        self._prompt_budget = 0
         self._changed = asyncio.Event()
         for worker in workers:
             worker.on_change = self._changed.set
@@ -104,6 +106,7 @@ class Stepper:
 
     async def _step(self, timer: StepTimer, begun_s: float) -> float:
         """Take one step due at ``begun_s``, or none; return the start of the next."""
+        self._bound_prompts()
         step = self.group.begin(engine_now_s(self._time_scale))
         if step.wake_s is not None:
             await self._hold(step.wake_s)
@@ -120,6 +123,14 @@ class Stepper:
             self._lateness.add(late)
         self._end(step, late)
         return now_s if late > 1 else due_s
+
+    def _bound_prompts(self) -> None:
+        """As the plug-in: a worker alone by what it is told, ranks by the least of it."""
+        workers = [worker for worker in self._workers.values() if worker.model.live]
+        if len(self._workers) == 1 or self.group.steps % AGREE_STEPS == 1:
+            self._prompt_budget = min((one.told_prompt_budget for one in workers), default=0)
+        for worker in workers:
+            worker.bound_prompts(self._prompt_budget)
 
     def _end(self, step: Step, late: float) -> None:
         wall_s = time.time()

@@ -433,7 +433,7 @@ class Engine:
         decoding = len(self.running) - len(self._prefilling)
         busy = self._prefill_tokens + decoding * (1 + self.layers.drafts)
         bounded = self._chunk != _UNBOUNDED
-        return Memory(
+        room = Memory(
             self._memory.blocks,
             self._memory.blocks - self._memory.available,
             max(0, self.slots - len(self.running) - len(self.transfers.ready)),
@@ -444,3 +444,5 @@ class Engine:
             lambda ticket: self._memory.held_blocks(ticket.prefix, ticket.entry_tokens),
             self._prompt_chunk or 0,
         )
+        budget = self.prompt_budget
+        return room.under(budget, len(self.running), self._prefill_tokens) if budget else room

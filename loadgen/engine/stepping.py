@@ -12,7 +12,10 @@ from router.core.step_time import StepTime
 
 @dataclass(slots=True, eq=False)
 class WorkerModel:
-    """One worker of a group; at ``speed`` 1 it takes exactly the time of ``StepTime``."""
+    """One worker of a group; at ``speed`` 1 it takes exactly the time of ``StepTime``.
+
+    ``prompt_budget`` is what routers have it keep to; 0: none.
+    """
 
     rank: int
     engine: Engine
@@ -20,6 +23,7 @@ class WorkerModel:
     live: bool = True
     power_w: float = 0.0
     energy_j: float = 0.0
+    prompt_budget: int = 0
 
 
 @dataclass(frozen=True, slots=True)

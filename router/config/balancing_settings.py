@@ -7,6 +7,7 @@ from pydantic import ValidationInfo, field_validator
 from router.config.setting import MOMENT_S, WEEK_S, SettingGroup, checked, setting
 from router.config.worker_notation import unknown
 from router.core.policies.policy_table import POLICIES
+from router.core.prompt_budget import Targets
 from router.core.step_time import StepTime
 from router.core.types import Dispatch
 
@@ -104,6 +105,29 @@ class BalancingSettings(SettingGroup):
         live=True,
         advanced=True,
     )
+    prompt_budget: str | None = setting(
+        None,
+        "Prompt tokens of a step, alike on all ranks of a group, for engines with the plug-in's "
+        "prompt_budget; auto: by the learned cost of a step and the targets; unset: the engines' "
+        "own bound.",
+        metavar="auto|N",
+        live=True,
+    )
+    target_ttft_s: float | None = setting(
+        None,
+        "For --prompt-budget auto: mean time to the first token.",
+        unit="s",
+        between=(MOMENT_S, WEEK_S),
+        live=True,
+    )
+    target_tpot_s: float | None = setting(
+        None,
+        "For --prompt-budget auto: time of each further token; in the mean with a target for the "
+        "first one, else in nearly all steps.",
+        unit="s",
+        between=(1e-5, WEEK_S),
+        live=True,
+    )
     seed: int = setting(
         0, "Seed of policies that draw at random.", between=(0, 2**64 - 1), live=True
     )
@@ -112,6 +136,24 @@ class BalancingSettings(SettingGroup):
     def fixed_step_time(self) -> StepTime | None:
         """None: each group learns its own."""
         return None if self.step_time == "auto" else StepTime.parse(self.step_time)
+
+    @property
+    def prompt_rule(self) -> int | Targets | None:
+        """Prompt budgets: constant, by targets, or None."""
+        if self.prompt_budget == "auto":
+            return Targets(self.target_ttft_s, self.target_tpot_s)
+        return None if self.prompt_budget is None else int(self.prompt_budget)
+
+    @field_validator("prompt_budget", mode="before")
+    @classmethod
+    def _readable_budget(cls, value: object) -> object:
+        if value is None or value == "auto":
+            return value
+        if not (
+            str(value).isascii() and str(value).isdecimal() and 1 <= int(str(value)) <= 1 << 30
+        ):
+            raise ValueError(f"prompt_budget takes auto, or tokens above 0, got {value}")
+        return str(value)
 
     @field_validator("step_time")
     @classmethod

@@ -1,13 +1,15 @@
 """How many prompt tokens each rank of a group computes in a step.
 
 A rank that computes a long piece of a prompt makes all ranks wait. The bound is alike on all ranks:
-none waits for what another may do alone. It follows from the learned step time. With R = C + t_l L
-+ t_r n, the time of the slowest rank without prompts, b prompt tokens make a step last R + t_p b.
+none waits for what another may do alone. Engines without a barrier have one each. It follows from
+the learned step time. With R = C + t_l L + t_r n, the time of the slowest rank without prompts, b
+prompt tokens make a step last R + t_p b.
 
 - Without targets, a step's prompts take up to three times R. Larger pieces bring first tokens no
   sooner: R is then a small part of the step, and ranks compute their prompts one after the other
   instead of together.
-- With a target for the time of a token (TPOT) alone, no step is planned to last longer.
+- With a target for the time of a token (TPOT) alone, no step is planned to last longer, and
+  nearly all are to keep it: what the plan does not foresee is learned as a margin.
 - With one for the time to the first token (TTFT) as well, the TPOT target holds in the mean over
   tokens. What steps without prompts leave is spent while more requests wait for their first token
   than the TTFT target allows: by Little's law, more than arrive within the target. If they are
@@ -39,6 +41,9 @@ _LATE = 2.0
 # Bounds of the correction by which the mean meets the target, and what a step's error moves it.
 _CORRECTION, _CORRECTS = (0.5, 2.0), 1e-3
 _MEMORY_S = 120.0
+# A step misses a TPOT target alone if it is longer by this factor: loads grow while a budget holds.
+# The share that may miss it, what one moves the margin, and how far.
+_SLACK, _MISSES, _MOVES, _LEAST_MARGIN = 1.02, 0.05, 0.02, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,26 +99,35 @@ class PromptBudget:
         self._most = math.inf if most_tokens is None else most_tokens
         # Of the last minutes; older steps count less.
         self._steps = self._seconds = self._tokens = self._firsts = self._unstarted_s = 0.0
-        self._correction = 1.0
+        self._correction = self._margin = self._raised = 1.0
+        self._tpot_s = targets.tpot_s
 
     def after(self, seen: StepSeen, cost: StepTime | None) -> int | None:
         """Budget of the coming step; None: the engines' own, where a prompt's cost is unknown."""
         self._remember(seen)
         if cost is None or not cost.per_prompt_token_s:
             return None
-        prompts_s, raised, tpot_s = PROMPTS_SHARE * seen.rest_s, 1.0, self._targets.tpot_s
+        self._raised, tpot_s = 1.0, self._targets.tpot_s
         # Requests that may wait for their first token, by Little's law.
         allowed = (self._targets.ttft_s or 0.0) * self._rate(self._firsts)
         if allowed > 0:
-            raised = _raised(seen.unstarted / allowed)
+            self._raised = _raised(seen.unstarted / allowed)
             if tpot_s is not None:
                 late = self._rate(self._unstarted_s) / allowed
                 tpot_s *= _raised(late / _LATE)
                 self._correct(seen, tpot_s)
                 tpot_s *= self._correction
-        if tpot_s is not None:
-            prompts_s = min(prompts_s, tpot_s - seen.rest_s)
-        prompts_s = max(_LEAST_SHARE * seen.rest_s, raised * prompts_s)
+        elif tpot_s is not None:
+            tpot_s *= self._keep(seen.step_s > _SLACK * tpot_s)
+        self._tpot_s = tpot_s
+        return self.tokens(seen.rest_s, cost)
+
+    def tokens(self, rest_s: float, cost: StepTime) -> int:
+        """Budget of a worker alone whose step takes ``rest_s`` without prompts."""
+        prompts_s = PROMPTS_SHARE * rest_s
+        if self._tpot_s is not None:
+            prompts_s = min(prompts_s, self._tpot_s - rest_s)
+        prompts_s = max(_LEAST_SHARE * rest_s, self._raised * prompts_s)
         return max(1, int(min(self._most, prompts_s / cost.per_prompt_token_s)))
 
     def _rate(self, total: float) -> float:
@@ -126,6 +140,12 @@ class PromptBudget:
         self._tokens = kept * self._tokens + seen.output_tokens
         self._firsts = kept * self._firsts + seen.firsts
         self._unstarted_s = kept * self._unstarted_s + seen.unstarted * seen.step_s
+
+    def _keep(self, missed: bool) -> float:
+        """Follow the part of the target to plan for, so that few steps miss it."""
+        moved = self._margin + _MOVES * (_MISSES - missed)
+        self._margin = min(1.0, max(_LEAST_MARGIN, moved))
+        return self._margin
 
     def _correct(self, seen: StepSeen, tpot_s: float) -> None:
         """Bring the mean over tokens to the target: a step counts by its tokens."""

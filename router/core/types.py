@@ -348,6 +348,8 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
         blocks_removed: ids of blocks that are no longer in it.
         blocks_cleared: whether it was emptied before these were stored.
         chains: blocks of requests that entered or ended.
+        prompt_budget: prompt tokens that the last step could hold by the budgets of routers; 0: it
+            had no such bound; None: the engine takes none.
     """
 
     kind: Literal["full", "delta", "growth"]
@@ -383,3 +385,4 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     blocks_removed: bytes = b""
     blocks_cleared: bool = False
     chains: Annotated[tuple[PromptChain, ...], Meta(max_length=MOST_ENDED)] = ()
+    prompt_budget: Count | None = None

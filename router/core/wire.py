@@ -1,13 +1,14 @@
 """Encoding of snapshots: msgpack maps whose keys are the fields of ``types.Snapshot``.
 
-An agent's messages have the same form, with another ``kind``.
+An agent's messages, and a router's to engines, have the same form, with another ``kind``.
 """
 
 import re
 from ipaddress import ip_address
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from router.core.errors import SnapshotError
 from router.core.prefix.ids import ID_BYTES
@@ -22,6 +23,9 @@ T = TypeVar("T")
 
 MOST_BYTES = 4 << 20
 """Most bytes of a message that is decoded; ZMQ disconnects a peer that sends four times as many."""
+
+BUDGET_LEASE_S = 5.0
+"""How long an engine keeps a router's prompt budget without a newer one."""
 
 _LONGEST_REASON = 200
 
@@ -50,6 +54,22 @@ class PowerMessage(msgspec.Struct, frozen=True, tag_field="kind", tag="power"):
     version: int = SCHEMA_VERSION
 
 
+class BudgetMessage(msgspec.Struct, frozen=True, tag_field="kind", tag="prompt_budget"):
+    """A router's bound on the prompt tokens of each step of one engine.
+
+    Attributes:
+        router: id of the router's run.
+        epoch: of the engine.
+        seen_s: ``time_s`` of the engine's newest snapshot there; the lease begins then.
+    """
+
+    router: Name
+    epoch: Name
+    seen_s: Amount
+    tokens: Annotated[int, Meta(ge=1, le=1 << 32)]
+    version: int = SCHEMA_VERSION
+
+
 class _Header(msgspec.Struct):
     version: int
     epoch: str = ""
@@ -58,11 +78,12 @@ class _Header(msgspec.Struct):
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Snapshot)
 _power = msgspec.msgpack.Decoder(PowerMessage)
+_budget = msgspec.msgpack.Decoder(BudgetMessage)
 _header = msgspec.msgpack.Decoder(_Header)
 
 
-def encode(message: Snapshot | PowerMessage) -> bytes:
-    """Encode a message of the state stream, or of an agent."""
+def encode(message: Snapshot | PowerMessage | BudgetMessage) -> bytes:
+    """Encode a message of the state stream, of an agent, or of a router."""
     return _encoder.encode(message)
 
 
@@ -91,6 +112,11 @@ def decode_power(message: bytes) -> PowerMessage:
         SnapshotError: not an agent's message, another schema version, or a field out of bounds.
     """
     return _decoded(message, _power, "message of an agent")
+
+
+def decode_budget(message: bytes) -> BudgetMessage:
+    """Decode a router's message; errors as from ``decode``."""
+    return _decoded(message, _budget, "prompt budget")
 
 
 def epoch_of(message: bytes) -> str:

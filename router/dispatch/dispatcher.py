@@ -31,6 +31,7 @@ from router.core.forecast.look_ahead import LookAhead
 from router.core.policies.baselines import PerRequest
 from router.core.policies.policy_protocol import Policy
 from router.core.policies.prompts import least_prefill
+from router.core.prompt_budget import Targets
 from router.core.queue.fair_share import FairShare, Weight, equal
 from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
@@ -81,6 +82,7 @@ class Dispatcher:
         self._fallback = fallback
         self._make_look_ahead = make_look_ahead
         self._weight = weight
+        self._prompt_rule: int | Targets | None = None
         self._shared = Shared(cluster, clock, settings, NothingIncoming())
         self.on_change: Callable[[], None] = lambda: None
         self.queues: dict[str, GroupQueue] = {}
@@ -130,6 +132,17 @@ class Dispatcher:
             self.cluster.fix_step_time(step_time)
             for decider in self._deciders.values():
                 decider.follow()
+
+    def bound_prompts_by(self, rule: int | Targets | None) -> None:
+        """Prompt budgets of steps: constant, by targets, or None."""
+        if rule != self._prompt_rule:
+            self._prompt_rule = rule
+            for queue in self.queues.values():
+                queue.bound_prompts_by(rule)
+
+    def prompt_budget(self, worker_id: str) -> int | None:
+        """Of a worker's coming step."""
+        return self._queue_of[worker_id].prompts.of(worker_id)
 
     def read_before_rounds(self, incoming: Incoming) -> None:
         self._shared.incoming = incoming
@@ -241,7 +254,7 @@ class Dispatcher:
             case SnapshotReceived():
                 queue = self._queue_of[event.worker_id]
                 if step_complete:
-                    queue.decider.learn(step_complete=True)
+                    queue.step_ended()
                 queue.schedule(hurry=step_complete)
             case GaugesReceived() | FeedStale() | EngineFailed():
                 self._queue_of[event.worker_id].schedule(hurry=True)
@@ -340,7 +353,9 @@ class Dispatcher:
         )
         decider.follow()
         if group.serves is None:
-            return GroupQueue(self._shared, decider)
+            queue = GroupQueue(self._shared, decider)
+            queue.bound_prompts_by(self._prompt_rule)
+            return queue
         return PrefillQueue(self._shared, decider, self.queues[group.serves.name])
 
 

@@ -19,10 +19,12 @@ from router.core.errors import (
 from router.core.events import Arrived, Dispatched, Ended, FeedStale
 from router.core.forecast.look_ahead import LookAhead
 from router.core.policies.policy_protocol import Policy
+from router.core.prompt_budget import PromptBudget, Targets
 from router.core.queue.retry import RetryBudget
 from router.core.rounds.decider import Decider
 from router.core.rounds.overcommit import Overcommit
 from router.core.state.cluster import Cluster
+from router.core.state.group_budget import GroupBudget
 from router.core.types import Dispatch, Outcome, Request, WorkerSpec
 
 log = logging.getLogger(__name__)
@@ -97,6 +99,7 @@ class GroupQueue:
     Attributes:
         lacking: what an expired request did not get.
         prefills: queue of the group's prefill stage.
+        prompts: prompt budgets of the group's workers.
         sent_s: times of dispatch, until the first byte.
         deserted_s: since when no worker serves the group; None while one does, or is paused.
     """
@@ -117,6 +120,7 @@ class GroupQueue:
         self.sent_s: dict[str, float] = {}
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
         self._hurried = False
+        self.prompts = GroupBudget(decider.group, None)
 
     # Settings.
 
@@ -132,6 +136,11 @@ class GroupQueue:
         self, make_policy: Callable[[], Policy], make_look_ahead: Callable[[], LookAhead | None]
     ) -> None:
         self.decider.policy, self.decider.look_ahead = make_policy(), make_look_ahead()
+        self.decider.follow()
+
+    def bound_prompts_by(self, rule: int | Targets | None) -> None:
+        budget = PromptBudget(rule) if isinstance(rule, Targets) else rule
+        self.prompts = GroupBudget(self.group, budget)
         self.decider.follow()
 
     # Requests.
@@ -198,6 +207,11 @@ class GroupQueue:
         return self.waiters.pop(request.id)
 
     # Rounds.
+
+    def step_ended(self) -> None:
+        self.decider.learn(step_complete=True)
+        if self.prompts.step_ended():
+            self.decider.refresh()
 
     def wake(self) -> None:
         self.schedule(hurry=True)
@@ -330,6 +344,9 @@ class PrefillQueue(GroupQueue):
         self, make_policy: Callable[[], Policy], make_look_ahead: Callable[[], LookAhead | None]
     ) -> None:
         """Keep the policy of prefill workers: fewest prompt tokens to compute."""
+
+    def bound_prompts_by(self, rule: int | Targets | None) -> None:
+        """Prefill workers make nobody wait."""
 
     def refuse(self, worker_id: str) -> bool:
         """Send a worker that refused a prompt no other until the next tick.

@@ -13,7 +13,9 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from uuid import uuid4
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -21,7 +23,7 @@ from zmq.utils.monitor import parse_monitor_message
 from router.core.errors import ConfigError, SnapshotError
 from router.core.events import SnapshotReceived
 from router.core.types import Snapshot, WorkerSpec
-from router.core.wire import decode, epoch_of
+from router.core.wire import BudgetMessage, decode, encode, epoch_of
 from router.engines.curve_keys import KeyPair
 from router.engines.worker_identity import given_names
 from router.engines.zmq_reader import Socket, SocketReader
@@ -58,6 +60,7 @@ class SnapshotClient:
         keys: for workers with a server key.
         up: whether a worker's engine is up; otherwise silence is expected.
         awaited: whether requests wait for snapshots.
+        prompt_budget: of a worker's coming step, to tell engines that take it; None: nothing.
 
     Attributes:
         broken: invalid messages.
@@ -75,6 +78,7 @@ class SnapshotClient:
         keys: KeyPair | None = None,
         up: Callable[[str], bool] = lambda _: True,
         awaited: Callable[[], bool] = lambda: True,
+        prompt_budget: Callable[[str], int | None] = lambda _: None,
     ) -> None:
         self.received = 0
         self.received_bytes = 0
@@ -89,6 +93,8 @@ class SnapshotClient:
         self._full_wanted = full_wanted
         self._clock = clock
         self._up = up
+        self._prompt_budget = prompt_budget
+        self._router = uuid4().hex
         self._streams: dict[str, Stream] = {}
         self._channels: dict[str | None, Channel] = {}
         self._reasons: defaultdict[str, set[str]] = defaultdict(set)
@@ -292,6 +298,8 @@ class SnapshotClient:
         if (told := stream.count_slots(snapshot.slots)) is not None:
             log.warning("%s: %s", stream.name, told)
         self._take_in(stream, snapshot, now_s)
+        if snapshot.prompt_budget is not None:
+            self._tell_budget(stream, snapshot)
         self._ask_if_wanted(stream)
 
     def _take_in(self, stream: Stream, snapshot: Snapshot, now_s: float) -> None:
@@ -304,6 +312,15 @@ class SnapshotClient:
             stream.fault = f"a snapshot could not be applied: {error!r:.200}"
             if self._is_news(stream.name, stream.fault):
                 log.exception("%s: a snapshot could not be applied", stream.name)
+
+    def _tell_budget(self, stream: Stream, snapshot: Snapshot) -> None:
+        tokens = self._prompt_budget(stream.name)
+        if tokens is None or not stream.owes_budget(tokens, snapshot):
+            return
+        told = BudgetMessage(self._router, snapshot.epoch, snapshot.time_s, tokens)
+        with suppress(zmq.Again):  # an earlier message is still queued
+            stream.dealer.send(encode(told), zmq.NOBLOCK)
+            stream.told = told
 
     def _say_once(self, sender: str, reason: str) -> None:
         if self._is_news(sender, reason):

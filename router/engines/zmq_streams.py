@@ -9,12 +9,16 @@ import zmq
 
 from router.core.errors import ConfigError
 from router.core.types import Snapshot, WorkerSpec
-from router.core.wire import MOST_BYTES, full_endpoint
+from router.core.wire import BUDGET_LEASE_S, MOST_BYTES, BudgetMessage, full_endpoint
 from router.engines.worker_identity import foreign_stream
 from router.engines.zmq_reader import Socket
 
 FULL_INTERVAL_S = 0.2
 SILENCE_S = 5.0
+# A prompt budget is told anew when a quarter of its lease is over, and sooner if it has changed by
+# more than this share; small steps change it often.
+_RENEWED_S = BUDGET_LEASE_S / 4
+_CHANGED_S, _CHANGED_SHARE = 0.05, 1 / 16
 PATIENCE = 1.5  # allows for an engine's start
 
 OPTIONS: Mapping[int, int] = {
@@ -74,6 +78,7 @@ class Stream:
         problem: why the stream is ignored.
         fault: why the last message was ignored; cleared by a full snapshot.
         slots: as the engine reported, 0 before.
+        told: prompt budget that was sent last.
     """
 
     __slots__ = (
@@ -95,6 +100,7 @@ class Stream:
         "silence",
         "slots",
         "spec",
+        "told",
     )
 
     def __init__(
@@ -123,6 +129,7 @@ class Stream:
         self.problem: str | None = None
         self.fault: str | None = None
         self.slots = 0
+        self.told: BudgetMessage | None = None
 
     def silent(self, now_s: float) -> bool:
         """Unread messages count as arrived."""
@@ -193,6 +200,17 @@ class Stream:
             f"configured with slots={configured}, but its engine runs {slots} requests at once, so "
             f"that {costs}: leave slots out, or set it to {slots}, unless this is intended"
         )
+
+    def owes_budget(self, tokens: int, snapshot: Snapshot) -> bool:
+        """Whether it is time to tell the engine this budget."""
+        told = self.told
+        if told is None or told.epoch != snapshot.epoch:
+            return True
+        age_s = snapshot.time_s - told.seen_s
+        if not -BUDGET_LEASE_S < age_s < _RENEWED_S:  # or its clock was set back
+            return True
+        changed = abs(tokens - told.tokens) > _CHANGED_SHARE * told.tokens
+        return changed and age_s >= _CHANGED_S
 
     def _connections(self) -> Iterable[tuple[Socket, str]]:
         return (self.channel.socket, self.endpoint), (self.dealer, full_endpoint(self.endpoint))

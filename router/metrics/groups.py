@@ -30,6 +30,13 @@ def _admissions(group: Group) -> dict[str, float]:
     }
 
 
+def _prompt_budgets(group: Group) -> dict[str, float]:
+    feeds = [worker.feed for worker in group.live_workers() if worker.feed is not None]
+    kept = [feed.prompt_budget for feed in feeds if feed.prompt_budget is not None]
+    found = {"router": group.prompt_budget, "engines": min(kept, default=None)}
+    return {by: tokens for by, tokens in found.items() if tokens is not None}
+
+
 def _fitted_watts(group: Group) -> dict[str, float]:
     found = group.level_fit.fitted()
     return {} if found is None else dict(zip(STATES, found.watts, strict=False))
@@ -138,6 +145,13 @@ GROUP_ROWS: Sequence[Row[Group]] = (
         "alone.",
         _admissions,
         "admission",
+    ),
+    Row(
+        "evenstep_prompt_budget_tokens",
+        "Most prompt tokens of a step (--prompt-budget): what the router tells engines, and the "
+        "least that engines kept to in their last steps, 0 where one had no such bound.",
+        _prompt_budgets,
+        "by",
     ),
     Row(
         "evenstep_workers_draining",

@@ -74,6 +74,7 @@ def balancing(settings: ServeSettings, dispatcher: Dispatcher) -> Part:
             dispatcher.decide_by(chosen.policy, chosen.look_ahead)
             in_force = settings.of(DecidingSettings)
         dispatcher.fix_step_time(settings.fixed_step_time)
+        dispatcher.bound_prompts_by(settings.prompt_rule)
         dispatcher.configure(settings.of(DispatchSettings))
 
     return Part(take)

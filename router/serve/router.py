@@ -176,6 +176,7 @@ class Router:
             keys,
             lambda worker_id: cluster.worker(worker_id).live,
             lambda: dispatcher.waiting,
+            dispatcher.prompt_budget,
         )
         dispatcher.read_before_rounds(self.snapshots.sockets)
         self.gauges = GaugeReader(
@@ -283,7 +284,7 @@ def make_dispatcher(
 ) -> Dispatcher:
     """Pools and policies over a cluster; ``weight``: of a key's share."""
     chosen = deciding(settings)
-    return Dispatcher(
+    dispatcher = Dispatcher(
         cluster,
         chosen.policy,
         fallback=chosen.fallback,
@@ -292,6 +293,8 @@ def make_dispatcher(
         make_look_ahead=chosen.look_ahead,
         weight=weight,
     )
+    dispatcher.bound_prompts_by(settings.prompt_rule)
+    return dispatcher
 
 
 def give_engine_up(dispatcher: Dispatcher, attempts: Attempts, worker_id: str) -> None:

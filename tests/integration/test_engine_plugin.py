@@ -200,6 +200,14 @@ def test_real_schedulers_with_drafts(engine_installation: Installation) -> None:
         assert min(seen.values()) > 0
 
 
+def test_real_schedulers_keep_prompt_budgets(engine_installation: Installation) -> None:
+    report = real_schedulers(engine_installation, "bounded", 400)
+
+    assert report.pop("admission").pop("preempted") == 0
+    for seen in report.values():
+        assert min(seen.values()) > 0
+
+
 @pytest.mark.slow
 def test_end_probabilities_are_the_models(engine_installation: Installation) -> None:
     """Beside the log-probabilities that vLLM returns itself; random weights, so no skill."""

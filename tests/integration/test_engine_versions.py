@@ -69,6 +69,14 @@ def test_admission_keeps_its_books_and_the_memory(
 
 
 @pytest.mark.parametrize("version", RELEASES)
+def test_prompt_budgets_are_kept(engine_installation: Installation, version: str) -> None:
+    report = task(engine_installation, version, "bounded", 400)
+    assert report.pop("admission").pop("preempted") == 0
+    for seen in report.values():
+        assert min(seen.values()) > 0
+
+
+@pytest.mark.parametrize("version", RELEASES)
 def test_hidden_lengths_take_one_operation_a_step(
     engine_installation: Installation, version: str
 ) -> None:

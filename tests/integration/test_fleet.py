@@ -9,7 +9,7 @@ import pytest
 
 from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError, NoWorkerError, PoolFullError, QueueTimeoutError
-from router.core.events import Fetched, WorkerDown, WorkerUp
+from router.core.events import Fetched, SnapshotReceived, WorkerDown, WorkerUp
 from router.core.policies.baselines import PerRequest
 from router.core.step_time import StepTime
 from router.core.types import Dispatch, Outcome, WorkerSpec
@@ -18,7 +18,7 @@ from router.dispatch.membership import BusyError, Fleet, UnknownWorkerError
 from router.dispatch.models import ModelTable
 from router.engines.worker_identity import SharedUrls
 from router.serve.balancing import balancing
-from tests.support.core import request
+from tests.support.core import request, running, snapshot
 from tests.support.dispatching import sent_to, settle
 from tests.support.managed import Managed, worker
 from tests.support.relaying import RawClient, routed
@@ -459,6 +459,31 @@ async def test_a_fixed_step_time_counts_from_the_next_round_on() -> None:
     assert ratios(rig, "later") == pytest.approx((400, 100))
     reload(bfio)
     assert (ratios(rig), ratios(rig, "later")) == ((0.0, 0.0), (0.0, 0.0))
+
+
+async def test_prompt_budgets_come_and_go_with_the_settings() -> None:
+    rig = Managed({"a": 2, "b": 2})
+    rig.add("p", role="prefill")
+    settings = ServeSettings(step_time="0.01,1e-7,0,1e-4")
+    reload = balancing(settings, rig.dispatcher).take
+    reload(constant := settings.model_copy(update={"prompt_budget": "512"}))
+    rig.add("x", group="later")
+    groups = rig.dispatcher.cluster.groups
+    assert {name: group.prompt_budget for name, group in groups.items()} == {
+        "default": 512,
+        "default/prefill": None,
+        "later": 512,
+    }
+    reload(auto := constant.model_copy(update={"prompt_budget": "auto", "target_tpot_s": 0.02}))
+    assert rig.group.prompt_budget is None
+    for number, rank in enumerate("abab"):
+        told = snapshot("full", 1 + number // 2, running("x", 9, 1), epoch=rank, step_s=0.01)
+        rig.dispatcher.apply(SnapshotReceived(rank, told, 0.0))
+    assert rig.dispatcher.prompt_budget("a") == rig.group.prompt_budget == 99
+    reload(auto.model_copy(update={"pool_size": 7}))
+    assert rig.group.prompt_budget == 99
+    reload(settings)
+    assert rig.group.prompt_budget is None
 
 
 def ratios(rig: Managed, group: str = "default") -> tuple[float, float]:

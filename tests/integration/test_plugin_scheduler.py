@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import zmq
+from msgspec.structs import replace
 
 from engine_patches.plugin.settings import PlugInError
-from router.core.wire import decode, full_endpoint
+from router.core.wire import BudgetMessage, decode, encode, full_endpoint
 from tests.support import plugin_engine
 from tests.support.plugin_engine import FakeScheduler, Request
 
@@ -78,6 +79,45 @@ def test_a_rank_of_a_group_counts_the_steps_that_it_only_joins(
     output = scheduler.schedule()
     scheduler.update_from_output(output, set())
     assert ask_full(endpoint).step == 2
+    scheduler.shutdown()
+
+
+def test_a_budget_comes_over_the_channel_and_bounds_steps(
+    ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = f"ipc://{tmp_path}/s"
+    settings = {"snapshots": endpoint, "prompt_budget": True}
+    scheduler = ours.EvenstepScheduler(evenstep=settings)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.RCVTIMEO, 5000)
+        dealer.connect(full_endpoint(endpoint))
+
+        def asked() -> Any:
+            dealer.send(b"")
+            return decode(dealer.recv())
+
+        first = asked()
+        assert first.prompt_budget == 0
+        told = BudgetMessage("r", first.epoch, first.time_s, 70)
+        elsewhere = replace(told, router="x", epoch="another engine", tokens=7)
+        for message in (told, elsewhere, replace(told, router="y", tokens=0)):
+            dealer.send(encode(message))
+        dealer.send(b"no budget")
+        asked()  # all are read
+
+        bounds: list[int] = []
+        fake = FakeScheduler.schedule
+
+        def schedule(self: Any) -> Any:
+            bounds.append(self.max_num_scheduled_tokens)
+            return fake(self)
+
+        monkeypatch.setattr(FakeScheduler, "schedule", schedule)
+        scheduler.add_request(Request("a", 5))
+        scheduler.update_from_output(scheduler.schedule(), set())
+        assert bounds == [70]
+        assert asked().prompt_budget == 70
     scheduler.shutdown()
 
 

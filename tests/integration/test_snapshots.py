@@ -4,18 +4,20 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from time import monotonic as clock
 from time import sleep
+from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from engine_patches.stream.publisher import SnapshotPublisher, StepReport
 from router.core.errors import ConfigError
 from router.core.events import SnapshotReceived
 from router.core.state.cluster import Cluster
 from router.core.types import MOST_ENDED, MOST_RUNNING, WorkerSpec
-from router.core.wire import MOST_BYTES, encode
+from router.core.wire import MOST_BYTES, BudgetMessage, decode_budget, encode
 from router.engines.snapshots import SnapshotClient
-from router.engines.zmq_streams import FULL_INTERVAL_S
+from router.engines.zmq_streams import FULL_INTERVAL_S, Stream
 from tests.support.core import fields_of
 from tests.support.scripted import until
 from tests.support.state_stream import NOTHING, TIMEOUT_S, Engine, delta, full
@@ -32,6 +34,7 @@ class Router:
             self.arrived.put_nowait,
             lambda _: self.wanted,
             lambda: 42.0,
+            prompt_budget=lambda _: 512,
         )
 
     async def next(self) -> SnapshotReceived:
@@ -72,6 +75,40 @@ async def test_the_stream_arrives_whole_and_in_order(engine: Engine, router: Rou
     await engine.send(*sent)
     assert [(await router.next()).snapshot for _ in sent] == sent
     assert router.client.received == len(sent)
+
+
+async def test_a_budget_is_told_to_engines_that_take_it(engine: Engine, router: Router) -> None:
+    await engine.answer(full(1))
+    await engine.subscribed()
+    for time_s, kept in ((10.0, None), (10.1, 0)):
+        await engine.send(replace(delta(2), time_s=time_s, prompt_budget=kept))
+    while not (message := (await engine.requests.recv_multipart())[-1]):
+        pass  # the full snapshot was asked for again
+    told = decode_budget(message)
+    assert (told.epoch, told.seen_s, told.tokens) == ("epoch", 10.1, 512)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "time_s", "epoch", "owed"),
+    [
+        (512, 10.04, "epoch", False),
+        (512, 11.2, "epoch", False),
+        (512, 11.3, "epoch", True),
+        (530, 10.5, "epoch", False),
+        (400, 10.04, "epoch", False),
+        (400, 10.06, "epoch", True),
+        (512, 10.0, "another", True),
+        (400, 9.0, "epoch", False),
+        (512, 4.0, "epoch", True),
+    ],
+)
+def test_a_budget_is_told_again(tokens: int, time_s: float, epoch: str, owed: bool) -> None:
+    """In time before its lease ends, and when it has changed by much."""
+    unused: Any = None
+    stream = Stream(WorkerSpec("w", "http://h:1"), None, "ipc://x", unused, unused)
+    assert stream.owes_budget(512, delta(1))
+    stream.told = BudgetMessage("r", "epoch", 10.0, 512)
+    assert stream.owes_budget(tokens, replace(delta(2, epoch), time_s=time_s)) is owed
 
 
 async def test_a_gap_is_mended_by_a_full_snapshot(engine: Engine, endpoint: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import Enum
 from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
@@ -183,6 +184,14 @@ class Request:
         return self.num_prompt_tokens + self.num_output_tokens
 
     @property
+    def num_tokens_with_spec(self) -> int:
+        return self.num_tokens
+
+    @property
+    def is_prefill_chunk(self) -> bool:
+        return self.num_computed_tokens < self.num_tokens + self.placeholders - 1
+
+    @property
     def prefill_left(self) -> int:
         """What a snapshot is to say; the last token of a prefill after a preemption is left out."""
         left = 0 if self.decoding else self.num_tokens - self.computed_tokens
@@ -293,11 +302,44 @@ class KVCacheTensor:
     block_stride: int = 0
 
 
+class Store:
+    """Of a group in which these ranks have written."""
+
+    def __init__(self, ranks: Collection[int]) -> None:
+        self.written = {f"evenstep/prompt_budget/{rank + 1}" for rank, _ in enumerate(ranks)}
+
+    def set(self, key: str, value: str) -> None:
+        self.written.add(key)
+
+    def wait(self, keys: Collection[str], timeout: timedelta) -> None:
+        if not self.written.issuperset(keys):
+            raise RuntimeError("wait timeout")
+
+
 class DPEngineCoreProc:
     """An engine whose steps are a group's."""
 
+    step_counter = dp_rank = 0
+    dp_size = 3
+
+    def __init__(self, *others: int) -> None:
+        self.dp_group = others
+        self.dp_store = Store(others)
+
     def execute_dummy_batch(self) -> str:
         return "computed for the others"
+
+    def _has_global_unfinished_reqs(self, local_unfinished: bool) -> bool:
+        self.step_counter += 1
+        return local_unfinished
+
+
+class ParallelConfig:
+    """A group whose other ranks give numbers, too."""
+
+    @staticmethod
+    def sync_kv_cache_memory_size(dp_group: Collection[int], kv_cache_memory: int) -> int:
+        return min(kv_cache_memory, *dp_group)
 
 
 class FakeScheduler:
@@ -328,7 +370,9 @@ class FakeScheduler:
         self.requests: dict[str, Request] = {}
         self.finished_req_ids: set[str] = set()
         self.max_num_scheduled_tokens = 8192
-        self.scheduler_config = SimpleNamespace(long_prefill_token_threshold=0)
+        self.scheduler_config = SimpleNamespace(
+            long_prefill_token_threshold=0, enable_chunked_prefill=True
+        )
         self.max_num_running_reqs = slots
         self.kv_cache_manager = SimpleNamespace(
             block_pool=SimpleNamespace(
@@ -492,6 +536,7 @@ _CONTENTS: Mapping[str, Mapping[str, object]] = {
         "EngineCoreOutput": EngineCoreOutput,
         "EngineCoreOutputs": EngineCoreOutputs,
     },
+    "vllm.config": {"ParallelConfig": ParallelConfig},
     "vllm.v1.engine.core": {"DPEngineCoreProc": DPEngineCoreProc},
     "vllm.lora.request": {"LoRARequest": LoRARequest},
     "vllm.multimodal.inputs": {

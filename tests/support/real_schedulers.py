@@ -410,13 +410,18 @@ def resident(one: Any) -> int:
 def names(make: Schedulers) -> dict[str, Any]:
     """What the plug-in reads and this vLLM has not; the scheduler says it as it starts."""
     from engine_patches.plugin import compat
+    from engine_patches.plugin.compat_prompts import watch_group_steps
 
     missing = []
     for flavour in ("EvenstepScheduler", "EvenstepAsyncScheduler"):
         try:
-            make.make(flavour).shutdown()
+            make.make(flavour, prompt_budget=True).shutdown()
         except PlugInError as error:
             missing.append(str(error))
+    try:
+        watch_group_steps(lambda *_: None)
+    except PlugInError as error:
+        missing.append(str(error))
     ends = [
         name
         for path, fields in compat.END_CLASSES.items()
@@ -445,6 +450,18 @@ def _admission(make: Schedulers, steps: int) -> dict[str, Any]:
     from tests.support.admission_schedulers import admission
 
     return {name: admission(make, name, ahead) for name, ahead in FLAVOURS}
+
+
+def _bounded(make: Schedulers, steps: int) -> dict[str, Any]:
+    from tests.support.bounded_schedulers import bounded
+
+    plain = {name: bounded(make, name, ahead, steps) for name, ahead in FLAVOURS}
+    admission: dict[str, Any] = {"admission": {"policy": "memory_checked"}}
+    return {
+        **plain,
+        "drafts": bounded(make, "EvenstepAsyncScheduler", 1, steps, drafts=3),
+        "admission": bounded(make, "EvenstepAsyncScheduler", 1, steps, **admission),
+    }
 
 
 def _capacity(make: Schedulers, steps: int) -> dict[str, Any]:
@@ -494,6 +511,7 @@ TASKS = {
     "admission": _admission,
     "agents": _agents,
     "bench": _bench,
+    "bounded": _bounded,
     "bench_cache": _bench_cache,
     "bench_large": _bench_large,
     "capacity": _capacity,

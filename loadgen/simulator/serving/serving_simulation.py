@@ -29,6 +29,7 @@ from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.rounds.overcommit import Overcommit
 from router.core.state.cluster import Cluster
+from router.core.state.group_budget import GroupBudget
 from router.core.types import Outcome, Request, WorkerSpec
 
 GROUP = "default"
@@ -73,7 +74,8 @@ class _Simulation:
         self._decider = self._new_decider(policy)
         self._budget = None
         if config.prompt_budget == AUTO:
-            self._budget = PromptBudget(config.targets, config.batch_tokens)
+            budget = PromptBudget(config.targets, config.batch_tokens)
+            self._budget = GroupBudget(self._cluster.groups[GROUP], budget)
         self._step = 0
 
     def run(self, *, keep_records: bool) -> ServingResult:
@@ -150,12 +152,11 @@ class _Simulation:
         self._round(now_s)
         return now_s
 
-    def _bound_prompts(self, budget: PromptBudget) -> None:
-        group = self._cluster.groups[GROUP]
-        group.bound_prompts(budget)
+    def _bound_prompts(self, budget: GroupBudget) -> None:
+        budget.step_ended()
         self._decider.refresh()
         for rank in self._ranks:
-            rank.engine.prompt_budget = group.prompt_budget
+            rank.engine.prompt_budget = budget.of(rank.worker_id)
 
     def _account(self, rank: Rank, now_s: float) -> None:
         for request in rank.entered:

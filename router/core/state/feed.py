@@ -66,6 +66,7 @@ class Feed:
         waiting_tokens: KV tokens that the queued requests will hold at first.
         kv_usage: fraction in use, of the fullest group of blocks.
         kv_tokens: longest request that the whole KV memory holds; 0 if unknown.
+        prompt_budget: as in ``Snapshot``.
         admissible_tokens: longest prompt that it would admit with an empty queue.
         admissible_blocks: KV blocks of prompts that it would admit so; None: it does not tell.
         kv: blocks that requests take there; None until ``known``.
@@ -108,6 +109,7 @@ class Feed:
         "load_tokens",
         "power_w",
         "preemptions",
+        "prompt_budget",
         "received_s",
         "sequence",
         "slots",
@@ -152,6 +154,7 @@ class Feed:
         self.admissible_blocks: int | None = None
         self.kv: KvBlocks | None = None
         self.admission: str | None = None
+        self.prompt_budget: int | None = None
         self.preemptions = 0
         self._preemptions_told: int | None = None
         self.chunk_tokens = 0
@@ -296,6 +299,7 @@ class Feed:
         self.admissible_tokens = snapshot.admissible_kv_tokens
         self.admissible_blocks = snapshot.admissible_blocks
         self.admission = snapshot.admission
+        self.prompt_budget = snapshot.prompt_budget
         if snapshot.preemptions_total != self._preemptions_told:
             if self._preemptions_told is not None:
                 self.preemptions += max(0, snapshot.preemptions_total - self._preemptions_told)

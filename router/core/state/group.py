@@ -18,7 +18,6 @@ from router.core.forecast.learned_profile import Shown, learned
 from router.core.forecast.look_ahead import LookAhead
 from router.core.prefix.hit_totals import HitRecord, HitTotals
 from router.core.prefix.prefixes import Prefixes
-from router.core.prompt_budget import PromptBudget, StepSeen
 from router.core.state.barrier import StepLedger, StepShares, StepTotals
 from router.core.state.breaker import DEFAULTS, Breaker, BreakerSettings, may_open, review
 from router.core.state.own_steps import OwnSteps
@@ -45,7 +44,7 @@ class Group:
         prefills: group of its prefill workers, once it has had any.
         prefixes: what its workers' snapshots tell of their prefix caches.
         prefix_hits: what the live workers have cached of a prompt, instead; None: as told.
-        prompt_budget: most prompt tokens of a worker in a step; None: the engines' own bound.
+        prompt_budget: most prompt tokens of any worker in a step; None: the engines' own bound.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class Group:
         self.prefix_hits: Hits | None = None
         self._hit_record = HitRecord()
         self.prompt_budget: int | None = None
-        self._budgeted_s, self._budgeted_tokens = 0.0, 0
         if serves is not None:
             serves.prefills = self
         self.workers: dict[str, Worker] = {}
@@ -157,24 +155,6 @@ class Group:
             return shown
         share = len(windows) / len(max(attended))
         return replace(shown, window=max(windows), window_share=share)
-
-    def bound_prompts(self, budget: PromptBudget) -> None:
-        """Choose ``prompt_budget`` for the coming step; call it at each step's end."""
-        cost, every = self.step_time, self.totals.values()
-        step_s, tokens = sum(t.step_s for t in every), sum(t.output_tokens for t in every)
-        rest_s, firsts, unstarted = 0.0, 0, self.waiting
-        for worker in self._live:
-            if (feed := worker.feed) is None:
-                continue
-            if cost is not None:
-                rest_s = max(rest_s, cost.seconds(feed.resident_tokens, feed.running))
-            firsts += feed.step_firsts
-            unstarted += worker.requests - feed.running + feed.computing
-        seen = StepSeen(
-            step_s - self._budgeted_s, tokens - self._budgeted_tokens, firsts, unstarted, rest_s
-        )
-        self._budgeted_s, self._budgeted_tokens = step_s, tokens
-        self.prompt_budget = budget.after(seen, cost)
 
     def profile(self, before: WorkProfile) -> WorkProfile:
         """The work of requests, as the group's steps show it by now."""

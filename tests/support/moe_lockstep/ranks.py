@@ -73,7 +73,7 @@ def running_ranks(
     # Each stream takes two.
     port = free_port(2 * RANKS + 1)
     rpc_port = port + 2 * RANKS
-    streams = {"evenstep": {"snapshots": f"tcp://127.0.0.1:{port}"}}
+    streams = {"evenstep": {"snapshots": f"tcp://127.0.0.1:{port}", "prompt_budget": True}}
     common = (*FLAGS, "--data-parallel-rpc-port", str(rpc_port), *flags)
     common = (*common, "--additional-config", json.dumps(streams))
     each = [("--data-parallel-rank", str(rank)) for rank in range(RANKS)]

@@ -12,6 +12,7 @@ from router.config.setting_sources import changed, flag_name, load_settings, to_
 from router.config.worker_notation import parse_worker
 from router.core.errors import ConfigError
 from router.core.policies.policy_table import POLICIES
+from router.core.prompt_budget import Targets
 from router.core.types import Dispatch, WorkerSpec
 from router.engines.curve_keys import write_key_pair
 from router.http.port import DataPlane
@@ -227,6 +228,27 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="is not TOML"):
         load_settings({}, binary)
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({}, None),
+        ({"prompt_budget": 512}, 512),
+        ({"prompt_budget": "512"}, 512),
+        ({"prompt_budget": "auto"}, Targets()),
+        ({"prompt_budget": "auto", "target_tpot_s": 0.04}, Targets(None, 0.04)),
+        ({"prompt_budget": "auto", "target_ttft_s": "1"}, Targets(1.0)),
+    ],
+)
+def test_prompt_budgets(given: dict[str, object], rule: object) -> None:
+    assert load_settings(given).prompt_rule == rule
+
+
+@pytest.mark.parametrize("given", ["0", "fast", "1.5", 1 << 31])
+def test_prompt_budgets_that_are_none(given: object) -> None:
+    with pytest.raises(ConfigError, match=f"takes auto, or tokens above 0, got {given}"):
+        load_settings({"prompt_budget": given})
 
 
 # --- workers --------------------------------------------------------------------------------------

@@ -88,6 +88,18 @@ def test_with_a_target_of_tokens_alone_every_step_meets_it() -> None:
     assert max(steps(Targets(tpot_s=0.025), cycle([9, 9, 0]), 1000)) <= 0.025
 
 
+def test_steps_that_vary_keep_a_target_of_tokens_alone_nineteen_times_in_twenty() -> None:
+    budget, noise = PromptBudget(Targets(tpot_s=0.025)), cycle([0.9, 1.2, 1.0, 0.95, 1.05])
+    made = [REST_S]
+    for _ in range(4000):
+        tokens = budget.after(seen(made[-1]), COST)
+        assert tokens is not None
+        made.append(next(noise) * (REST_S + tokens * COST.per_prompt_token_s))
+    missed = [step_s > 1.02 * 0.025 for step_s in made[2000:]]
+    assert sum(missed) / len(missed) == pytest.approx(0.05, abs=0.01)
+    assert sum(made[2000:]) / 2000 > 0.8 * 0.025
+
+
 def test_where_first_tokens_are_late_for_good_steps_are_longer_than_the_target() -> None:
     both = Targets(ttft_s=1.0, tpot_s=0.02)
     # One first token a step: some fifty a second, and four times as many wait.

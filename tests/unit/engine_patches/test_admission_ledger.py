@@ -1,5 +1,7 @@
 """Who waits and who runs."""
 
+from operator import attrgetter
+
 import pytest
 
 from engine_patches.admission.ledger import Ledger, Memory, Ticket
@@ -8,6 +10,16 @@ from router.core.kv_blocks import KvBlocks
 
 def ticket(id_: str = "a", prompt: int = 10, cap: int = 5, kind: int = 0) -> Ticket:
     return Ticket(id_, prompt, cap, kind=kind)
+
+
+def test_a_prompt_budget_is_one_more_bound() -> None:
+    bounds = attrgetter("step_tokens", "prompt_tokens_left", "prompt_chunk")
+    unlimited = Memory(10, 0, 8)
+    assert bounds(unlimited.under(30, 5, 12)) == (35, 18, 30)
+    assert bounds(unlimited.under(30, 5, 40)) == (35, 0, 30)
+    limited = Memory(10, 0, 8, step_tokens=32, prompt_tokens_left=7, prompt_chunk=20)
+    assert bounds(limited.under(30, 5, 12)) == (32, 7, 20)
+    assert bounds(limited.under(9, 5, 4)) == (14, 5, 9)
 
 
 def test_a_request_that_runs_grows_by_a_token_a_step() -> None:

@@ -102,17 +102,18 @@ def test_the_shortest_go_first_by_what_clients_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step_tokens", "prompt_chunk", "entering"), [(8192, 0, 2), (40, 0, 1), (8192, 22, 1)]
+    ("step_tokens", "prompt_chunk", "budget", "entering"),
+    [(8192, 0, 0, 2), (40, 0, 0, 1), (8192, 22, 0, 1), (8192, 0, 22, 1), (8192, 30, 8000, 1)],
 )
 def test_a_prompt_that_takes_several_steps_ends_later(
-    step_tokens: int, prompt_chunk: int, entering: int
+    step_tokens: int, prompt_chunk: int, budget: int, entering: int
 ) -> None:
     gated = Gated(
         policy="memory_checked", ageing=0, step_tokens=step_tokens, prompt_chunk=prompt_chunk
     )
     gated.add("a", 44, 13)
     gated.add("b", 28, 14)
-    gated.gate.open()
+    gated.gate.open(budget)
     assert gated.scheduler.max_num_running_reqs == entering
 
 

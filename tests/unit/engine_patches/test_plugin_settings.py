@@ -46,6 +46,7 @@ def test_admission_has_a_default_of_its_own() -> None:
         (None, r"needs its settings: --additional-config"),
         ({}, r"evenstep.snapshots is missing"),
         ({"snapshots": "ipc:///s", "end_signal": "yes"}, r"end_signal must be true or false"),
+        ({"snapshots": "ipc:///s", "prompt_budget": 7}, r"prompt_budget must be true or false"),
         ({"snapshot": "x"}, r"no key 'snapshot'; known: snapshots, .*; did you mean snapshots\?"),
         ({"snapshots": 5600}, r"snapshots must be a text, got 5600"),
         ({"snapshots": "127.0.0.1:5600"}, r"must be tcp://HOST:PORT or ipc://PATH"),

@@ -264,6 +264,17 @@ def test_service_rates_as_planned_and_as_learned(bench: Bench) -> None:
     assert rates()["c"] == worker.service.per_s
 
 
+def test_the_prompt_budget_as_told_and_as_kept(bench: Bench) -> None:
+    assert not [key for key in bench.scrape() if key[0] == "prompt_budget_tokens"]
+    bench.dispatcher.bound_prompts_by(512)
+    for worker, kept in (("a", 512), ("b", 0)):
+        told = msgspec.structs.replace(TELLING, prompt_budget=kept)
+        bench.dispatcher.apply(SnapshotReceived(worker, told, bench.now_s))
+    samples = bench.scrape()
+    assert samples["prompt_budget_tokens", ("router", "g")] == 512
+    assert samples["prompt_budget_tokens", ("engines", "g")] == 0
+
+
 def test_workers_by_source_and_by_who_decides_on_admission(bench: Bench) -> None:
     bench.step(1, a=10)
     samples = bench.scrape()

@@ -148,8 +148,12 @@ def test_it_forecasts_by_the_present_step_time_from_now_on() -> None:
     life.cluster.fix_step_time(None)
     life.decider.follow()
     assert ahead.profile == WorkProfile(), "nothing is learned yet"
+    life.cluster.groups["default"].prompt_budget = 300
+    life.decider.refresh()
+    assert ahead.profile.prefill_chunk == 300
     without = Life()
     without.decider.follow()
+    without.decider.refresh()
     assert without.decider.look_ahead is None
 
 

@@ -8,6 +8,8 @@ from router.core.events import Arrived, SnapshotReceived, WorkerUp
 from router.core.forecast.forecast import WorkProfile
 from router.core.prompt_budget import PromptBudget, StepSeen, Targets
 from router.core.state.cluster import Cluster
+from router.core.state.group import Group
+from router.core.state.group_budget import GroupBudget
 from router.core.step_time import StepTime
 from router.core.types import Request, WorkerSpec
 from tests.support.core import running, snapshot
@@ -38,7 +40,7 @@ def test_what_a_budget_sees() -> None:
     made, budget = cluster(COST), Witness()
     group = made.groups["default"]
     made.apply(Arrived(Request("es-1", "default", 100)))
-    group.bound_prompts(budget)
+    assert GroupBudget(group, budget).step_ended()
     (seen,) = budget.seen
     assert seen.unstarted == 2, "one in the pool, one whose prompt is computed"
     assert seen.rest_s == pytest.approx(10e-3 + 500e-6 + 1e-4), "prompt tokens to come hold no KV"
@@ -46,18 +48,35 @@ def test_what_a_budget_sees() -> None:
     assert group.profile(WorkProfile()).prefill_chunk == group.prompt_budget
 
 
+def test_without_a_barrier_each_engine_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = cluster(COST).groups["default"]
+    budget = GroupBudget(group, PromptBudget(Targets()))
+    budget.step_ended()
+    assert budget.of("a") == budget.of("b") == group.prompt_budget
+    monkeypatch.setattr(Group, "barrier", False)
+    budget.step_ended()
+    rests_s = {"a": 10e-3 + 500e-6 + 1e-4, "b": 10e-3 + 205e-6 + 1e-4}
+    for worker, rest_s in rests_s.items():
+        assert budget.of(worker) == int(3 * rest_s / 1e-4)
+    assert group.prompt_budget == budget.of("a") == budget.of("c, untold")
+    constant = GroupBudget(group, 77)
+    assert not constant.step_ended()
+    assert constant.of("a") == constant.of("b") == 77
+
+
 def test_a_request_has_its_first_token_once_its_prompt_is_computed() -> None:
     made, budget = cluster(COST), Witness()
     group = made.groups["default"]
-    group.bound_prompts(budget)
+    bound = GroupBudget(group, budget)
+    bound.step_ended()
     made.apply(SnapshotReceived("a", snapshot("delta", 2, running("x", 900, 1)), 0.0))
-    group.bound_prompts(budget)
+    bound.step_ended()
     assert [(each.unstarted, each.firsts) for each in budget.seen] == [(1, 0), (0, 1)]
 
 
 def test_without_a_known_cost_there_is_no_budget() -> None:
     group = cluster(None).groups["default"]
-    group.bound_prompts(PromptBudget(Targets(tpot_s=0.04)))
+    GroupBudget(group, PromptBudget(Targets(tpot_s=0.04))).step_ended()
     assert group.prompt_budget is None
 
 

@@ -1,0 +1,140 @@
+"""vLLM internals that a prompt budget needs, checked at startup; see ``compat``."""
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial, wraps
+from importlib import import_module
+from typing import Any
+
+from engine_patches.plugin.compat import LOCKSTEP_ENGINE, check_names, missing_fields, version
+from engine_patches.plugin.settings import PlugInError
+
+log = logging.getLogger("vllm.evenstep")
+
+STEP_END = "_has_global_unfinished_reqs"
+PARALLEL = "vllm.config.ParallelConfig"
+LEAST = "sync_kv_cache_memory_size"
+BOUNDS = (
+    "max_num_scheduled_tokens",
+    "num_spec_tokens",
+    "scheduler_config.enable_chunked_prefill",
+    "scheduler_config.long_prefill_token_threshold",
+)
+BOUNDED = ("is_prefill_chunk", "max_tokens", "num_output_placeholders", "num_tokens_with_spec")
+# In the first step of a group, in which all ranks come at once.
+_JOINING = timedelta(seconds=10)
+# Features that put a prompt off, or compute more of it, where a step has few tokens left for it.
+_WHOLE = (
+    ("need_mamba_block_aligned_split", "the Mamba cache mode align"),
+    ("scheduler_config.disable_chunked_mm_input", "--disable-chunked-mm-input"),
+)
+
+
+class PromptTokens:
+    """Bounds the prompt tokens of single steps; tokens of requests in decode always fit.
+
+    Raises:
+        PlugInError: this engine, or this version of vLLM, computes no prompt in any pieces.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        check_names(scheduler, BOUNDS, {"vllm.v1.request.Request": BOUNDED})
+        whole = [why for path, why in _WHOLE if _is_set(scheduler, path)]
+        if not scheduler.scheduler_config.enable_chunked_prefill:
+            whole.append("--no-enable-chunked-prefill")
+        if whole:
+            raise PlugInError(f"evenstep.prompt_budget does not work with {', '.join(whole)}")
+        self._scheduler = scheduler
+        self._step_tokens = scheduler.max_num_scheduled_tokens
+        self._chunk = scheduler.scheduler_config.long_prefill_token_threshold
+
+    def bound(self, tokens: int) -> None:
+        """Let the next step compute so many prompt tokens at most, and those of a draft at least.
+
+        vLLM lets no request enter that has no room for its draft.
+        """
+        scheduler = self._scheduler
+        tokens = max(tokens, 1 + scheduler.num_spec_tokens)
+        decoding = sum(map(decode_tokens, scheduler.running))
+        scheduler.max_num_scheduled_tokens = min(self._step_tokens, decoding + tokens)
+        # A prompt ahead of requests in decode leaves theirs.
+        chunk = min(self._chunk or tokens, tokens)
+        scheduler.scheduler_config.long_prefill_token_threshold = chunk
+
+    def free(self) -> None:
+        """Restore vLLM's own bounds."""
+        self._scheduler.max_num_scheduled_tokens = self._step_tokens
+        self._scheduler.scheduler_config.long_prefill_token_threshold = self._chunk
+
+
+def watch_group_steps(ended: Callable[[int, Callable[[int], int]], None]) -> None:
+    """Call ``ended`` after each step of a data-parallel group, on all ranks after the same ones.
+
+    It gets the step's number, counted alike on all ranks from the last time that all were idle, and
+    a function that returns the least of what the ranks give it. All must call it. If a rank of the
+    group does not watch its steps, none is told of any.
+
+    Raises:
+        PlugInError: this version of vLLM does not tell.
+    """
+    module, name = LOCKSTEP_ENGINE
+    engine = getattr(import_module(module), name, None)
+    missing = [] if hasattr(engine, STEP_END) else [f"{name}.{STEP_END}"]
+    missing.extend(missing_fields(PARALLEL, [LEAST]))
+    if missing:
+        raise PlugInError(
+            f"evenstep.prompt_budget cannot work with vLLM {version()}: no {', '.join(missing)}"
+        )
+    step_end, least = getattr(engine, STEP_END), getattr(_class(PARALLEL), LEAST)
+
+    together: bool | None = None
+
+    @wraps(step_end)
+    def told(core: Any, *args: Any) -> Any:
+        nonlocal together
+        goes_on = step_end(core, *args)
+        if together is None:
+            together = _all_join(core)
+        if together:
+            ended(core.step_counter, partial(least, core.dp_group))
+        return goes_on
+
+    setattr(engine, STEP_END, told)
+
+
+def _all_join(core: Any) -> bool:
+    """Whether all ranks of the group call this; the first time, after their first step."""
+    ranks = [f"evenstep/prompt_budget/{rank}" for rank in range(core.dp_size)]
+    core.dp_store.set(ranks[core.dp_rank], "")
+    try:
+        core.dp_store.wait(ranks, _JOINING)
+    except RuntimeError:
+        log.warning(
+            "evenstep: no prompt budget here: not all ranks of the group have prompt_budget set"
+        )
+        return False
+    return True
+
+
+def decode_tokens(request: Any) -> int:
+    """Tokens that vLLM computes for a running request in the next step, if its prompt is done."""
+    ahead = request.num_output_placeholders
+    # Its last token is under way.
+    last = ahead and (
+        request.num_computed_tokens + 2 - ahead >= request.num_prompt_tokens + request.max_tokens
+    )
+    if request.is_prefill_chunk or last:
+        return 0
+    return max(0, int(request.num_tokens_with_spec + ahead - request.num_computed_tokens))
+
+
+def _is_set(scheduler: Any, path: str) -> bool:
+    for name in path.split("."):
+        scheduler = getattr(scheduler, name, False)
+    return bool(scheduler)
+
+
+def _class(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)

@@ -1,0 +1,75 @@
+"""The prompt budget of one engine: which one is in force, and steps that keep it.
+
+Without a barrier it is the least that routers have set. Behind one, what is in force changes on all
+ranks after the same step, to the least that any rank was told, and to none if any was told none:
+the ranks compute it together. Messages that are late or lost on the way to one rank therefore bring
+no rank another budget than the others.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from engine_patches.plugin.harmless import harmless
+from engine_patches.stream.prompt_leases import AGREE_STEPS, PromptLeases
+
+_ends_bound = harmless("the prompt budget ends here; the engine goes on without it")
+
+
+class BoundedSteps(Protocol):
+    """As ``compat_prompts.PromptTokens``."""
+
+    def bound(self, tokens: int) -> None: ...
+
+    def free(self) -> None: ...
+
+
+class PromptBound:
+    """Bounds the prompt tokens of an engine's steps.
+
+    Args:
+        steps: the engine's.
+        lockstep: whether the ranks of a group agree, by ``stepped``.
+        clock: wall clock, as of the snapshots.
+
+    Attributes:
+        leases: budgets of routers.
+    """
+
+    def __init__(
+        self, steps: BoundedSteps, *, lockstep: bool, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.failed = False
+        self.leases = PromptLeases()
+        self._tokens = 0
+        self._steps = steps
+        self._lockstep = lockstep
+        self._clock = clock
+
+    @property
+    def tokens(self) -> int:
+        """The budget in force; 0: none."""
+        return 0 if self.failed else self._tokens
+
+    def stepped(self, number: int, least: Callable[[int], int]) -> None:
+        """Note the end of a group's step; see ``watch_group_steps``.
+
+        An engine that failed takes part: otherwise the others would wait for it.
+        """
+        if number % AGREE_STEPS == 1:
+            self._tokens = least(self._told())
+
+    @_ends_bound
+    def open(self) -> None:
+        """Bound the step that is scheduled next."""
+        if not self._lockstep:
+            self._tokens = self._told()
+        if self._tokens:
+            self._steps.bound(self._tokens)
+
+    def close(self) -> None:
+        """Restore vLLM's own bounds after the step is scheduled, or could not be."""
+        self._steps.free()
+
+    def _told(self) -> int:
+        return 0 if self.failed else self.leases.tokens(self._clock())

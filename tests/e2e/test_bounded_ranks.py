@@ -1,0 +1,105 @@
+"""Emulated ranks behind one barrier under routers that die and disagree: one budget a step."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from router.core.types import Snapshot
+from tests.support.fleet import Fleet, running_fleet, worker_flags
+from tests.support.rank_steps import SnapshotLog, reading
+from tests.support.server import running_router, wait_until
+
+RANKS, CLIENTS = 2, 6
+FLEET = ("--workers", str(RANKS), "--slots", "8", "--step-time", "0.01,1e-7,0,2e-5")
+WAIT_S = 60
+
+
+@contextmanager
+def prompts(fleet: Fleet) -> Iterator[None]:
+    """Long prompts to every rank, past all routers, until the block ends."""
+    stop = threading.Event()
+
+    def ask(number: int) -> None:
+        url = fleet.workers[number % RANKS].partition(",")[0]
+        while not stop.is_set():
+            body = {"model": "emulated", "prompt": [number] * 2000, "max_tokens": 20}
+            httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT_S).raise_for_status()
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        asked = [pool.submit(ask, number) for number in range(CLIENTS)]
+        try:
+            yield
+        finally:
+            stop.set()
+        for each in asked:
+            each.result()
+
+
+def wait_for(log: SnapshotLog, budget: int) -> None:
+    def kept() -> bool:
+        return all(told[-1].prompt_budget == budget for told in log.snapshots)
+
+    wait_until(kept, WAIT_S, f"all ranks keep to {budget} tokens")
+
+
+def steps(told: list[Snapshot]) -> dict[int, Snapshot]:
+    """By number, without heartbeats."""
+    return {one.step: one for one in told if one.scheduled_prefill_tokens + one.step_s > 0}
+
+
+def endpoints(fleet: Fleet) -> list[str]:
+    return [spec.partition("snapshots=")[2] for spec in fleet.workers]
+
+
+def test_ranks_keep_one_budget_whatever_routers_do(tmp_path: Path) -> None:
+    with running_fleet(tmp_path, *FLEET, "--no-prefix-caching") as fleet:
+        workers = worker_flags(fleet)
+        with (
+            reading(endpoints(fleet)) as log,
+            prompts(fleet),
+            running_router(tmp_path, *workers, "--prompt-budget", "300") as first,
+        ):
+            wait_for(log, 300)
+            with running_router(tmp_path, *workers, "--prompt-budget", "200") as second:
+                wait_for(log, 200)
+                second.kill()
+                wait_for(log, 300)
+            first.kill()
+            wait_for(log, 0)
+    ranks = [steps(told) for told in log.snapshots]
+    common = ranks[0].keys() & ranks[1].keys()
+    assert {number for number in common if ranks[0][number].prompt_budget} != set()
+    for number in common:
+        assert len({rank[number].prompt_budget for rank in ranks}) == 1, number
+    for rank in ranks:
+        for one in rank.values():
+            assert one.prompt_budget in (0, 200, 300)
+            assert one.scheduled_prefill_tokens <= (one.prompt_budget or 2048)
+    assert max(one.scheduled_prefill_tokens for one in ranks[0].values()) > 300
+
+
+def test_steps_keep_the_target_while_prompts_come(tmp_path: Path) -> None:
+    """A step takes 10 ms without prompts, and 40 ms more with all tokens that it may hold."""
+    auto = ("--prompt-budget", "auto", "--target-tpot", "0.02")
+    with running_fleet(tmp_path, *FLEET, "--no-prefix-caching") as fleet:
+        workers = worker_flags(fleet)
+        with (
+            reading(endpoints(fleet)) as log,
+            prompts(fleet),
+            running_router(tmp_path, *workers, *auto) as router,
+        ):
+            wait_until(lambda: bool(log.snapshots[0][-1].prompt_budget), WAIT_S, "it has learned")
+            before = [len(told) for told in log.snapshots]
+            further = before[0] + 200
+            wait_until(lambda: len(log.snapshots[0]) > further, WAIT_S, "200 further steps")
+            metrics = router.get("/metrics").text
+    assert 'evenstep_prompt_budget_tokens{by="router",group="default"}' in metrics
+    for told, seen in zip(log.snapshots, before, strict=True):
+        free, kept = steps(told[:seen]), steps(told[seen : seen + 200])
+        assert max(one.step_s for one in free.values()) > 0.045
+        assert sum(one.step_s <= 1.02 * 0.02 for one in kept.values()) >= 0.9 * len(kept)
+        assert sum(one.scheduled_prefill_tokens > 300 for one in kept.values()) > 50
