@@ -77,8 +77,12 @@ class MainServer(uvicorn.Server):
     async def main_loop(self) -> None:
         """Returns when no new requests are to be accepted."""
         await self.on_tick(0)
-        reloading = asyncio.create_task(self._reloads())
-        systemd.notify("READY=1")
+        hangup = asyncio.Event()
+        if self._reload is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup.set)
+            systemd.take_hangups()
+        reloading = asyncio.create_task(self._reloads(hangup))
+        systemd.notify("READY=1")  # from now on SIGHUP is heard
         await self._asked.wait()
         reloading.cancel()
         systemd.notify("STOPPING=1")
@@ -110,16 +114,11 @@ class MainServer(uvicorn.Server):
         self._abort()
         await self.lifespan.shutdown()
 
-    async def _reloads(self) -> None:
+    async def _reloads(self, hangup: asyncio.Event) -> None:
         """Reload at each SIGHUP, also one held since the start (``hold_hangups``)."""
-        if self._reload is None:
-            return
-        asked = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
-        systemd.take_hangups()
-        while True:
-            await asked.wait()
-            asked.clear()
+        while self._reload is not None:
+            await hangup.wait()
+            hangup.clear()
             await self._reload()
 
     def _end(self) -> None:
