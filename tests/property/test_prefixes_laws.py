@@ -91,4 +91,4 @@ def test_kept_answers_are_fresh_ones(data: st.DataObject) -> None:
         prefixes.heard(worker, delta, 1.0)
         for request in waiting.values():
             expected = [engine.hits(request) for engine in engines.values()]
-            assert prefixes.hits(request, WORKERS) == expected
+            assert list(prefixes.hits(request, WORKERS)) == expected
