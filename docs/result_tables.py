@@ -9,7 +9,10 @@ from docs.stale_figures import DATA, kept_headers
 from loadgen.demo.demo_report import SUBJECT
 from loadgen.figures.figures_document import outcomes_of
 from loadgen.figures.studies import STUDIES
+from loadgen.figures.studies.serving_rates_study import OVERLOAD
+from loadgen.figures.studies.serving_study import JOINT, OURS, TPOT, TTFT, TTFT_P99
 from loadgen.figures.tables import Table
+from loadgen.report.intervals import paired
 
 # --- demo -----------------------------------------------------------------------------------------
 
@@ -207,6 +210,26 @@ def study_tables(name: str) -> Sequence[Table]:
     return STUDIES[name].tables(outcomes_of(kept("figures/figures.json"))[name])
 
 
+def serving_rates() -> str:
+    """The joint plan for prompts beside the rule on arrival, at all rates."""
+    found = outcomes_of(kept("figures/figures.json"))["serving_rates"]
+
+    def ratios(metric: str, *, overload: bool) -> str:
+        each = [
+            1 + paired(sample.each(metric), found[setting, rate, OURS].each(metric)).mean
+            for (setting, rate, way), sample in found.items()
+            if way == JOINT and (rate == OVERLOAD) is overload
+        ]
+        return f"{min(each):.2f} to {max(each):.2f}"
+
+    ttft, p99, tpot = (ratios(column.metric, overload=False) for column in (TTFT, TTFT_P99, TPOT))
+    return (
+        f"Over `barrier_time`'s, `bfio`'s mean TTFT is x {ttft}, p99 TTFT x {p99} and TPOT x "
+        f"{tpot} at all rates but {OVERLOAD}/s. There, where prompts queue, mean TTFT is x "
+        f"{ratios(TTFT.metric, overload=True)} and TPOT x {ratios(TPOT.metric, overload=True)}."
+    )
+
+
 def kept_files() -> Table:
     """Every kept file with its origin; parts of one origin together."""
     parts: dict[tuple[str, ...], list[str]] = {}
@@ -252,6 +275,7 @@ TABLES: Mapping[str, Callable[[], Table]] = {
 }
 TEXTS: Mapping[str, Callable[[], str]] = {
     "engine steps": engine_tables.engine_steps,
+    "serving, by rate": serving_rates,
     "demo comparison": demo_comparison,
     "hot prefix": prefix_tables.hot_prefix,
     "diagnosis before": lambda: diagnosis("before"),

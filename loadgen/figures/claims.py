@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from loadgen.figures.samples import Sample
+from loadgen.report.intervals import paired
 from loadgen.report.numbers import number
 
 
@@ -59,3 +60,14 @@ def within(text: str, sample: Sample, metric: str, target: float, share: float) 
         True,
         f"{number(mean, 3)}{spread}, {mean / target - 1:+.1%}",
     )
+
+
+def paired_at_most(text: str, sample: Sample, other: Sample, metric: str, bound: float) -> Claim:
+    """Claim that a metric, seed by seed, is surely at most so many times another sample's.
+
+    The number found is the upper end of the ratio's 95 % interval.
+    """
+    ratio = paired(sample.each(metric), other.each(metric))
+    width = ratio.half_width or 0.0
+    remark = f"{1 + ratio.mean:.3f} ± {width:.3f}"
+    return Claim(text, 1 + ratio.mean + width, bound, True, remark)

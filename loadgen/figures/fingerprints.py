@@ -15,7 +15,10 @@ from router.core.policies.policy_table import POLICIES
 # Other policies use the rest of that package, too.
 _PROGRAM = tuple(
     f"router.core.policies.bfio.{name}"
-    for name in ("policy", "compiled", "filling", "kernels", "local_search", "search", "solver")
+    for name in (
+        *("policy", "compiled", "filling", "kernels", "local_search", "plan_kernel", "prompt_plan"),
+        *("search", "solver"),
+    )
 )
 _LOOKING = tuple(
     f"router.core.forecast.{name}" for name in ("end_signals", "forecast", "look_ahead")
@@ -89,14 +92,6 @@ def decode_code(policy: str, *, prefill_workers: bool) -> Code:
 
 
 ADMISSION_CODE = Code(_ADMITTING)
-# Whole engines under the live core, on a trace; a study has policies of its own.
-SERVING_CODE = Code(
-    (
-        *("router.core.", "loadgen.simulator.serving.", "loadgen.engine.", "loadgen.traces."),
-        "loadgen.figures.studies.serving_study",
-    ),
-    ("router.core.placement.",),
-)
 # The same for whole studies, as files and folders (``loadgen.report.origin``).
 DECODE_FOLDERS = ("router/core", "loadgen/simulator/decode", "loadgen/model", "loadgen/traces")
 HANDOFF_FOLDERS = (*DECODE_FOLDERS, "loadgen/engine")
@@ -106,6 +101,17 @@ ADMISSION_FOLDERS = (
 )
 SERVING_FOLDERS = ("router/core", "loadgen/simulator/serving", "loadgen/engine", "loadgen/traces")
 CHAIN_FOLDERS = ("router/core/placement", "router/core/policies", "loadgen/chains")
+
+
+@cache
+def serving_code(policy: str) -> Code:
+    """Code of whole engines under the live core, on a trace; a study has policies of its own."""
+    used = (
+        *("router.core.", "loadgen.simulator.serving.", "loadgen.engine.", "loadgen.traces."),
+        "loadgen.figures.studies.serving_study",
+    )
+    unused = () if policy == "bfio" else _PROGRAM
+    return Code(used, ("router.core.placement.", *unused))
 
 
 def chain_code(*modules: str) -> Code:

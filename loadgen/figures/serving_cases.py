@@ -8,7 +8,7 @@ from functools import partial
 from typing import ClassVar
 
 from loadgen.figures.commands import differing, typed
-from loadgen.figures.fingerprints import SERVING_CODE, Code
+from loadgen.figures.fingerprints import Code, serving_code
 from loadgen.figures.samples import Key
 from loadgen.figures.trials import QUICK_SEEDS, QUICK_SHARE, SEEDS, Run
 from loadgen.simulator.serving.serving_command import ServingOptions
@@ -40,7 +40,10 @@ class ServingCase:
     seeds: int = SEEDS
 
     metrics: ClassVar[tuple[str, ...]] = _KEPT
-    code: ClassVar[Code] = SERVING_CODE
+
+    @property
+    def code(self) -> Code:
+        return serving_code(self.options.policy)
 
     @property
     def command(self) -> str | None:

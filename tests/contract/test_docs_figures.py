@@ -134,6 +134,28 @@ def test_the_simulator_is_as_near_to_the_live_router_as_the_page_says() -> None:
     assert f"the mean of {len(ratios)} seeds ({min(ratios):.2f} to {max(ratios):.2f})" in said
 
 
+def test_planned_prompts_are_as_soon_as_the_page_says() -> None:
+    runs = {
+        tuple(case["key"]): case["values"] for case in STUDIES["studies"]["serving_rates"]["cases"]
+    }
+    said = words(section_of(SIMULATED, "Prompts planned jointly"))
+    ours = [key for key in runs if key[2] == "bfio"]
+    for text, metric, overload in (
+        ("mean TTFT is x {} to {}, p99", "ttft_mean_s", False),
+        ("p99 TTFT x {} to {} and", "ttft_p99_s", False),
+        ("TPOT x {} to {} at all rates but 11/s", "tpot_mean_s", False),
+        ("where prompts queue, mean TTFT is x {} to {} and", "ttft_mean_s", True),
+        ("and TPOT x {} to {}.", "tpot_mean_s", True),
+    ):
+        ratios = []
+        for setting, rate, _ in [key for key in ours if (key[1] == "11") is overload]:
+            pairs = zip(
+                *(runs[setting, rate, way][metric] for way in ("bfio", "barrier_time")), strict=True
+            )
+            ratios.append(fmean(one / other for one, other in pairs))
+        assert text.format(f"{min(ratios):.2f}", f"{max(ratios):.2f}") in said
+
+
 def test_prompts_on_ranks_are_worth_as_much_live_as_is_claimed() -> None:
     kept = read_figures(ROOT / "tests/data/live/prompts_on_ranks.json")
     gains = {case: fmean(found["gains"]) for case, found in kept.items()}

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from msgspec.structs import replace as changed
 
-from loadgen.figures.claims import Claim, at_most, within
+from loadgen.figures.claims import Claim, at_most, paired_at_most, within
 from loadgen.figures.fingerprints import SERVING_FOLDERS
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes, Sample
@@ -32,7 +32,7 @@ from router.core.policies.prompts import kv_cost, prefix_score
 from router.core.types import Assignment, Dispatch, Request, WorkerView
 
 _PROMPT_HEAVY, _DECODE_HEAVY = "5e-3,9.5e-8,0,5e-5", "5e-3,9.5e-8,0,5e-6"
-_ALL, _SMALL, _WINDOW, _DECODE = (
+ALL_TOKENS, FEW_TOKENS, _WINDOW, DECODES = (
     "2,048 tokens a step",
     "512 tokens a step",
     "2,048 tokens in one of four steps",
@@ -41,19 +41,19 @@ _ALL, _SMALL, _WINDOW, _DECODE = (
 _BASE = ServingOptions(policy="barrier_time", trace="mooncake-synthetic", dispatch=Dispatch.INSTANT)
 REGIMES: Mapping[str, ServingOptions] = MappingProxyType(
     {
-        _ALL: replace(_BASE, step_time=_PROMPT_HEAVY),
-        _DECODE: replace(_BASE, step_time=_DECODE_HEAVY, arrivals="poisson:16"),
-        _SMALL: replace(_BASE, step_time=_PROMPT_HEAVY, batch_tokens=512),
+        ALL_TOKENS: replace(_BASE, step_time=_PROMPT_HEAVY),
+        DECODES: replace(_BASE, step_time=_DECODE_HEAVY, arrivals="poisson:16"),
+        FEW_TOKENS: replace(_BASE, step_time=_PROMPT_HEAVY, batch_tokens=512),
         _WINDOW: replace(_BASE, step_time=_PROMPT_HEAVY, prefill_window="1/4"),
     }
 )
-_OURS = "barrier_time"
+OURS, JOINT = "barrier_time", "bfio"
 _TUNED_COST, _TUNED_SCORE = "kv_cost, tuned", "prefix_score, tuned"
 _AS_PROOF = ", as the proof"
 _RULES = ("least_tokens", "prefix_score", "kv_cost", "lmetric", "least_prefill", "cache_aware")
 # The rows of the smaller tables.
 _SHORT = (
-    *("lmetric", "least_prefill", _OURS),
+    *("lmetric", "least_prefill", OURS, JOINT),
     *(name + _AS_PROOF for name in ("least_tokens", "prefix_score", "kv_cost")),
 )
 # Found by ``tests/bench/tune_peer_rules.py`` on conversations.
@@ -108,27 +108,27 @@ class _Figures:
 
 PROOF: Mapping[tuple[str, str], _Figures] = MappingProxyType(
     {
-        (_ALL, "least_tokens" + _AS_PROOF): _Figures(13.6, 127, 56),
-        (_ALL, "prefix_score" + _AS_PROOF): _Figures(1.40, 120, 6.6),
-        (_ALL, "kv_cost" + _AS_PROOF): _Figures(1.34, 117, 5.1),
-        (_ALL, "lmetric"): _Figures(1.37, 127, 9.5),
-        (_ALL, "least_prefill"): _Figures(0.71, 107, 3.5),
-        (_ALL, _OURS): _Figures(0.70, 102, 3.4),
-        (_SMALL, "least_tokens" + _AS_PROOF): _Figures(14.3, 41),
-        (_SMALL, "prefix_score" + _AS_PROOF): _Figures(2.09, 40),
-        (_SMALL, "kv_cost" + _AS_PROOF): _Figures(1.71, 37.5),
-        (_SMALL, "lmetric"): _Figures(1.66, 42),
-        (_SMALL, "least_prefill"): _Figures(0.83, 37.5),
-        (_SMALL, _OURS): _Figures(0.85, 36.2),
+        (ALL_TOKENS, "least_tokens" + _AS_PROOF): _Figures(13.6, 127, 56),
+        (ALL_TOKENS, "prefix_score" + _AS_PROOF): _Figures(1.40, 120, 6.6),
+        (ALL_TOKENS, "kv_cost" + _AS_PROOF): _Figures(1.34, 117, 5.1),
+        (ALL_TOKENS, "lmetric"): _Figures(1.37, 127, 9.5),
+        (ALL_TOKENS, "least_prefill"): _Figures(0.71, 107, 3.5),
+        (ALL_TOKENS, OURS): _Figures(0.70, 102, 3.4),
+        (FEW_TOKENS, "least_tokens" + _AS_PROOF): _Figures(14.3, 41),
+        (FEW_TOKENS, "prefix_score" + _AS_PROOF): _Figures(2.09, 40),
+        (FEW_TOKENS, "kv_cost" + _AS_PROOF): _Figures(1.71, 37.5),
+        (FEW_TOKENS, "lmetric"): _Figures(1.66, 42),
+        (FEW_TOKENS, "least_prefill"): _Figures(0.83, 37.5),
+        (FEW_TOKENS, OURS): _Figures(0.85, 36.2),
         (_WINDOW, "least_tokens" + _AS_PROOF): _Figures(13.9, 36),
         (_WINDOW, "prefix_score" + _AS_PROOF): _Figures(2.38, 38),
         (_WINDOW, "kv_cost" + _AS_PROOF): _Figures(1.78, 35),
         (_WINDOW, "lmetric"): _Figures(1.74, 39),
         (_WINDOW, "least_prefill"): _Figures(0.97, 35.5),
-        (_DECODE, "least_tokens" + _AS_PROOF): _Figures(0.33, 20.3, None, 31),
-        (_DECODE, "kv_cost" + _AS_PROOF): _Figures(0.13, 17.1, None, 26),
-        (_DECODE, "least_prefill"): _Figures(0.13, 19.7, None, 36),
-        (_DECODE, _OURS): _Figures(0.11, 16.6, None, 26),
+        (DECODES, "least_tokens" + _AS_PROOF): _Figures(0.33, 20.3, None, 31),
+        (DECODES, "kv_cost" + _AS_PROOF): _Figures(0.13, 17.1, None, 26),
+        (DECODES, "least_prefill"): _Figures(0.13, 19.7, None, 36),
+        (DECODES, OURS): _Figures(0.11, 16.6, None, 26),
     }
 )
 
@@ -142,7 +142,8 @@ COLUMNS = (TTFT, TTFT_P99, TPOT, TPOT_P99, HITS, IDLE)
 
 def _ways(options: ServingOptions) -> dict[str, ServingCase]:
     """The rows of a regime."""
-    plain = {name: replace(options, policy=name) for name in (*_RULES, _OURS)}
+    plain = {name: replace(options, policy=name) for name in (*_RULES, OURS)}
+    plain[JOINT] = replace(options, policy=JOINT, dispatch=Dispatch.POOL)
     cases = {name: ServingCase((), each) for name, each in plain.items()}
     makers: dict[str, partial[Policy]] = {
         _TUNED_COST: partial(_cost, _COST_WEIGHTS[options.step_time]),
@@ -152,7 +153,7 @@ def _ways(options: ServingOptions) -> dict[str, ServingCase]:
         makers[name + _AS_PROOF] = partial(_as_proof, name)
     for way, make in makers.items():
         cases[way] = ServingCase((), plain[way.partition(",")[0]], make)
-    if options.step_time == _PROMPT_HEAVY and options != REGIMES[_ALL]:
+    if options.step_time == _PROMPT_HEAVY and options != REGIMES[ALL_TOKENS]:
         return {way: case for way, case in cases.items() if way in _SHORT}
     return cases
 
@@ -162,12 +163,13 @@ class ServingStudy(Study):
     conditions = (
         "Eight ranks behind one barrier, 128 slots and 1,000,000 KV tokens each, blocks of 512; "
         "the first 2,500 requests of mooncake-synthetic with their prefixes, Poisson arrivals at "
-        "7/s, the first fifth left out. C = 5 ms, t_l = 9.5e-8 s, t_p = 5e-5 s, t_r = 0. All rules "
-        "send on arrival. The router learns the step time and is given exact hits."
+        "7/s, the first fifth left out. C = 5 ms, t_l = 9.5e-8 s, t_p = 5e-5 s, t_r = 0. bfio "
+        "sends from the pool, all rules on arrival. The router learns the step time and is given "
+        "exact hits."
     )
     code = SERVING_FOLDERS
     physics = SERVING
-    regimes: ClassVar[Sequence[str]] = (_ALL, _DECODE)
+    regimes: ClassVar[Sequence[str]] = (ALL_TOKENS, DECODES)
 
     def measure(self, laboratory: Laboratory) -> Outcomes:
         return laboratory.run(
@@ -187,7 +189,7 @@ class ServingStudy(Study):
                     [
                         way,
                         *(column.cell(sample) for column in COLUMNS),
-                        _beside(sample, outcomes[regime, _OURS]),
+                        beside(sample, outcomes[regime, OURS]),
                     ]
                     for (of, way), sample in outcomes.items()
                     if of == regime
@@ -208,15 +210,19 @@ class ServingStudy(Study):
                 yield within(f"{text}: TTFT p99, s", sample, TTFT_P99.metric, p99_s, 0.25)
             if (p99_ms := proof.tpot_p99_ms) is not None:
                 yield within(f"{text}: TPOT p99, s", sample, TPOT_P99.metric, p99_ms / 1e3, 0.25)
-        for regime in [each for each in (_ALL, _DECODE) if each in self.regimes]:
-            ours = outcomes[regime, _OURS]
+        for regime in [each for each in (ALL_TOKENS, DECODES) if each in self.regimes]:
+            ours = outcomes[regime, OURS]
             for way in ("least_prefill", "kv_cost", _TUNED_COST, _TUNED_SCORE):
                 for column in (TTFT, TPOT):
                     ratio = ours.ratio(outcomes[regime, way], column.metric)
                     yield at_most(f"{regime}: {column.title}, barrier_time / {way}", ratio, 1.03)
+        for regime in self.regimes:
+            ways = {way: sample for (of, way), sample in outcomes.items() if of == regime}
+            yield from as_good_as_ours(regime, ways)
+            yield from as_good_as_any(regime, ways)
 
 
-def _beside(sample: Sample, ours: Sample) -> str:
+def beside(sample: Sample, ours: Sample) -> str:
     """Paired differences of means, seed by seed."""
     return ", ".join(
         f"x {shown(replace(found, mean=found.mean + 1), 1.0, 2)}"
@@ -226,9 +232,25 @@ def _beside(sample: Sample, ours: Sample) -> str:
     )
 
 
+def as_good_as_ours(text: str, ways: Mapping[str, Sample]) -> Iterator[Claim]:
+    """Planned jointly, prompts come as early as by the rule on arrival, and tokens as fast."""
+    for name, column in (("TTFT", TTFT), ("TTFT p99", TTFT_P99), ("TPOT", TPOT)):
+        said = f"{text}: {name}, {JOINT} / {OURS}, upper end"
+        yield paired_at_most(said, ways[JOINT], ways[OURS], column.metric, 1.02)
+
+
+def as_good_as_any(text: str, ways: Mapping[str, Sample]) -> Iterator[Claim]:
+    """No rule is much better in one of the two means."""
+    for name, column in (("TTFT", TTFT), ("TPOT", TPOT)):
+        means = {way: sample.mean(column.metric) for way, sample in ways.items() if way != JOINT}
+        best = min(means, key=means.__getitem__)
+        ratio = ways[JOINT].ratio(ways[best], column.metric)
+        yield at_most(f"{text}: {name}, {JOINT} / the best rule", ratio, 1.03, best)
+
+
 class ServingBudgetsStudy(ServingStudy):
     title = "Fewer prompt tokens a step, and prompts in some steps only"
-    regimes = (_SMALL, _WINDOW)
+    regimes = (FEW_TOKENS, _WINDOW)
 
     def words(self, outcomes: Outcomes) -> str:
         return (

@@ -18,7 +18,7 @@ import loadgen.simulator.decode.decode_command
 from docs.stale_figures import DATA
 from loadgen.figures.admission_cases import ENDLESS, AdmissionCase
 from loadgen.figures.cases import BEFORE_REFILL, BeforeRefill, Case, settings
-from loadgen.figures.claims import at_least, at_most, within
+from loadgen.figures.claims import at_least, at_most, paired_at_most, within
 from loadgen.figures.figures_command import figures
 from loadgen.figures.figures_document import (
     document,
@@ -27,7 +27,7 @@ from loadgen.figures.figures_document import (
     outcomes_of,
     read_document,
 )
-from loadgen.figures.fingerprints import fingerprint, modules_of
+from loadgen.figures.fingerprints import fingerprint, modules_of, serving_code
 from loadgen.figures.laboratory import Bench
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.serving_cases import ServingCase
@@ -112,6 +112,17 @@ def test_claims_are_met_or_missed_and_say_so() -> None:
     assert at_most("wait", 211, 210).row() == ["wait", "≤ 210", "211", "**missed**"]
     row = within("load", load, "load", 100, 0.07).row()
     assert row[2:] == ["0.08 (92 ± 5, -8.0%)", "**missed**"]
+
+
+def test_a_paired_claim_takes_the_upper_end_of_the_ratios() -> None:
+    # Ratios of 0.96, 1.00 and 1.04: a mean of 1 ± 4.303 x 0.04 / sqrt(3).
+    ours, theirs = Sample({"wait": (96, 200, 312)}), Sample({"wait": (100, 200, 300)})
+    claim = paired_at_most("wait", ours, theirs, "wait", 1.1)
+    assert claim.found == pytest.approx(1 + 4.303 * 0.04 / math.sqrt(3))
+    assert claim.met
+    assert claim.row()[2] == "1.1 (1.000 ± 0.099)"
+    assert not paired_at_most("wait", ours, theirs, "wait", 1.09).met
+    assert paired_at_most("wait", theirs, theirs, "wait", 1.0).met
 
 
 def test_a_table_shows_means_intervals_and_gaps() -> None:
@@ -228,8 +239,14 @@ def test_a_policy_of_a_studys_own_is_named_by_its_numbers() -> None:
         return fingerprint(case.depends_on(0), case.code)
 
     assert name(1.0) == name(1.0) != name(2.0)
-    used = modules_of(ServingCase.code)
+    used = modules_of(serving_code("kv_cost"))
     assert {"loadgen.figures.studies.serving_study", "loadgen.traces.trace_files"} <= used.keys()
+
+
+def test_a_rule_does_not_depend_on_bfios_program() -> None:
+    plan = "router.core.policies.bfio.prompt_plan"
+    assert plan in modules_of(serving_code("bfio"))
+    assert plan not in modules_of(serving_code("kv_cost"))
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -358,6 +375,17 @@ def test_scale_claims_follow_the_numbers() -> None:
     key = ("128", "bfio, no look-ahead")
     assert judged("scale", {key: {"throughput_tok_s": 1.221}})[text]
     assert not judged("scale", {key: {"throughput_tok_s": 1.219}})[text]
+
+
+def test_claims_on_prompts_without_prefixes_follow_the_numbers() -> None:
+    key = ("Azure conversation lengths, no prefixes", "95 %")
+    throughput, tpot = (
+        f"{', '.join(key)}: {what}, bfio / least_prefill" for what in ("throughput", "TPOT")
+    )
+    found = judged("serving_traffic", {(*key, "bfio"): {"throughput_tok_s": 0.99}})
+    assert (found[throughput], found[tpot]) == (False, True)
+    found = judged("serving_traffic", {(*key, "bfio"): {"tpot_mean_s": 1.01}})
+    assert (found[throughput], found[tpot]) == (True, False)
 
 
 def test_the_exponent_of_a_power_law_is_found() -> None:
