@@ -1,7 +1,5 @@
 """How much it matters which worker computes a prompt, since caches differ."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from router.core.types import Hits, Request

@@ -94,6 +94,7 @@ class RoundInput:
         gap_tokens: load of the fullest worker less the least load with a free slot.
         overdue: oldest request without patience.
         askable: workers that failed requests wait for; empty without such requests.
+        hits: the group's.
     """
 
     now: float
@@ -104,6 +105,7 @@ class RoundInput:
     tiers: Sequence[Tier]
     overdue: Request | None
     askable: Set[str]
+    hits: Hits | None
 
 
 @dataclass(slots=True)
@@ -182,7 +184,7 @@ class RoundDecider(Generic[W]):
         if self._wait_for_more(given, assignments):
             assignments, self.solved = (), None
             self.stats.held_rounds += 1
-        self.affinity.see([self.pool[sent.request_id] for sent in assignments], self.group.hits)
+        self.affinity.see((self.pool[sent.request_id] for sent in assignments), given.hits)
         self.stats.decision_s.observe(clock() - now)
         self.stats.decision_candidates.observe(waiting)
         self.stats.decision_admitted.observe(len(assignments))
@@ -213,6 +215,7 @@ class RoundDecider(Generic[W]):
             self.pool.overdue(now, tiers),
             # Requests that a worker has failed come first.
             self.group.askable if tiers[0].avoid else frozenset(),
+            self.group.hits,
         )
 
     def _assign(self, given: RoundInput) -> Sequence[Assignment]:
@@ -229,13 +232,13 @@ class RoundDecider(Generic[W]):
             known = Known(
                 outlook,
                 self.group.step_time,
-                self.group.hits,
+                given.hits,
                 given.now,
                 may_wait=self.dispatch is Dispatch.POOL,
                 steps_under_way=self.steps_under_way,
                 barrier=self.group.barrier is not False,
                 crowded=given.crowded,
-                affinity=self.affinity.share if self.group.hits is not None else 0.0,
+                affinity=self.affinity.share if given.hits is not None else 0.0,
             )
             assignments = assignment.assign(self.policy, given.tiers, given.views, known, *rest)
             if assignments:
@@ -267,7 +270,7 @@ class RoundDecider(Generic[W]):
         if cost is not None and given.crowded and self.solved is not None and self.group.stepping:
             entering = {each.request_id: self.pool[each.request_id] for each in assignments}
             if not any(self.pool.late(request, given.now) for request in entering.values()):
-                delay = delay_s(assignments, entering, given.views, cost, self.group.hits)
+                delay = delay_s(assignments, entering, given.views, cost, given.hits)
                 empty = given.capacity / self.group.slots
         return self.waves.wait(delay, empty, self._waited_s)
 

@@ -3,8 +3,6 @@
 In numpy's terms, which numba compiles and plain Python runs quickly too.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from router.core.forecast.forecast import Bools, Floats, Ints
