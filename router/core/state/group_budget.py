@@ -42,8 +42,11 @@ class GroupBudget:
         step, self._counted = every - self._counted, every
         rest_s = max(rests_s.values(), default=0.0)
         seen = StepSeen(step.step_s, step.output_tokens, firsts, unstarted, rest_s)
-        group.prompt_budget, self._own = budget.after(seen, cost), {}
-        if cost is not None and group.prompt_budget is not None and group.barrier is False:
+        chosen, self._own = budget.after(seen, cost), {}
+        if not rests_s:  # no engine tells of its steps, so none takes budgets
+            chosen = None
+        elif cost is not None and chosen is not None and group.barrier is False:
             self._own = {i: budget.tokens(own_s, cost) for i, own_s in rests_s.items()}
-            group.prompt_budget = max(self._own.values(), default=group.prompt_budget)
+            chosen = max(self._own.values())
+        group.prompt_budget = chosen
         return True

@@ -64,6 +64,15 @@ def test_without_a_barrier_each_engine_has_its_own(monkeypatch: pytest.MonkeyPat
     assert constant.of("a") == constant.of("b") == 77
 
 
+def test_where_no_engine_tells_of_its_steps_there_is_none() -> None:
+    """A step of nothing would leave prompts one token."""
+    made = Cluster([WorkerSpec("a", "http://a")], step_time=COST)
+    made.apply(WorkerUp("a"))
+    group = made.groups["default"]
+    GroupBudget(group, PromptBudget(Targets())).step_ended()
+    assert group.prompt_budget is None
+
+
 def test_a_request_has_its_first_token_once_its_prompt_is_computed() -> None:
     made, budget = cluster(COST), Witness()
     group = made.groups["default"]
