@@ -5,9 +5,16 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial, wraps
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
-from engine_patches.plugin.compat import LOCKSTEP_ENGINE, check_names, missing_fields, version
+from engine_patches.plugin.compat import (
+    LOCKSTEP_ENGINE,
+    check_names,
+    has,
+    missing_fields,
+    version,
+)
 from engine_patches.plugin.settings import PlugInError
 
 log = logging.getLogger("vllm.evenstep")
@@ -40,7 +47,9 @@ class PromptTokens:
 
     def __init__(self, scheduler: Any) -> None:
         check_names(scheduler, BOUNDS, {"vllm.v1.request.Request": BOUNDED})
-        whole = [why for path, why in _WHOLE if _is_set(scheduler, path)]
+        whole = [
+            why for path, why in _WHOLE if has(scheduler, path) and attrgetter(path)(scheduler)
+        ]
         if not scheduler.scheduler_config.enable_chunked_prefill:
             whole.append("--no-enable-chunked-prefill")
         if whole:
@@ -86,7 +95,8 @@ def watch_group_steps(ended: Callable[[int, Callable[[int], int]], None]) -> Non
         raise PlugInError(
             f"evenstep.prompt_budget cannot work with vLLM {version()}: no {', '.join(missing)}"
         )
-    step_end, least = getattr(engine, STEP_END), getattr(_class(PARALLEL), LEAST)
+    step_end = getattr(engine, STEP_END)
+    least = getattr(import_module("vllm.config").ParallelConfig, LEAST)
 
     together: bool | None = None
 
@@ -127,14 +137,3 @@ def decode_tokens(request: Any) -> int:
     if request.is_prefill_chunk or last:
         return 0
     return max(0, int(request.num_tokens_with_spec + ahead - request.num_computed_tokens))
-
-
-def _is_set(scheduler: Any, path: str) -> bool:
-    for name in path.split("."):
-        scheduler = getattr(scheduler, name, False)
-    return bool(scheduler)
-
-
-def _class(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    return getattr(import_module(module), name)

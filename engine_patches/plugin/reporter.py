@@ -249,11 +249,8 @@ class Reporter:
 
         It starts at the end of the step before, unless the engine was idle then.
         """
-        scheduled_s, number, tokens = (
-            now_s,
-            self._steps_begun,
-            self._publisher.message.prompt_budget,
-        )
+        scheduled_s, number = now_s, self._steps_begun
+        tokens = self._publisher.message.prompt_budget
         while self._ahead:
             other, scheduled_s, number, tokens = self._ahead.popleft()
             if other is output:
