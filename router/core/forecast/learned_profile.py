@@ -27,7 +27,8 @@ class Shown:
         chunk: prompt tokens that a step computes where more are left.
         window: tokens of the sliding window; None: full attention.
         window_share: fraction of the layers with the window.
-        caches: whether they tell what prompts they have cached; then they compute prompts.
+        caches: whether they tell what prompts they have cached, and may compute prompts: no request
+            has begun without.
     """
 
     growth: float = 1.0

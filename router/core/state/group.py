@@ -150,7 +150,10 @@ class Group:
         chunk = chunk or DEFAULT_CHUNK
         attended = [feed.windows for feed in feeds if feed.windows]
         windows = [window for window in max(attended, default=()) if window]
-        shown = Shown(self.growth, chunk, caches=self._cached is not None)
+        steps = self.every_step
+        elsewhere = steps.entered > 0 and not steps.prompt_tokens
+        caches = self._cached is not None and not elsewhere
+        shown = Shown(self.growth, chunk, caches=caches)
         if not windows:
             return shown
         share = len(windows) / len(max(attended))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 from msgspec import structs
 
 from router.core.events import (
@@ -195,3 +196,24 @@ def test_content_is_asked_for_once_a_worker_tells_its_cache() -> None:
 def test_content_is_asked_for_by_prefill_workers_too() -> None:
     cluster = Cluster([WorkerSpec("d", "d", role="decode"), WorkerSpec("p", "p", role="prefill")])
     assert not cluster.asks("default")
+
+
+
+@pytest.mark.parametrize(("computed", "caches"), [(0, False), (160, True)])
+def test_who_begins_a_request_without_a_prompt_token_computes_none(
+    computed: int, caches: bool
+) -> None:
+    """Its prompts come from elsewhere, whatever it caches of them: they cost it nothing."""
+    cluster = cluster_of()
+    group = cluster.groups["default"]
+    show(cluster, told(snapshot("full", 1), 4))
+    show(cluster, snapshot("full", 1), worker_id="b")
+    assert group.shown.caches
+    begun = structs.replace(
+        told(snapshot("full", 2, shown(1, 0)), 4), scheduled_prefill_tokens=computed
+    )
+    for step, here in ((2, begun), (3, told(snapshot("full", 3, shown(1, 0)), 4))):
+        show(cluster, here)
+        show(cluster, snapshot("full", step), worker_id="b")
+    assert group.every_step.entered == 1
+    assert group.shown.caches == caches
