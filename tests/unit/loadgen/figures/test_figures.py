@@ -377,6 +377,17 @@ def test_scale_claims_follow_the_numbers() -> None:
     assert not judged("scale", {key: {"throughput_tok_s": 1.219}})[text]
 
 
+def test_claims_on_prompts_without_prefixes_follow_the_numbers() -> None:
+    key = ("Azure conversation lengths, no prefixes", "95 %")
+    throughput, tpot = (
+        f"{', '.join(key)}: {what}, bfio / least_prefill" for what in ("throughput", "TPOT")
+    )
+    found = judged("serving_traffic", {(*key, "bfio"): {"throughput_tok_s": 0.99}})
+    assert (found[throughput], found[tpot]) == (False, True)
+    found = judged("serving_traffic", {(*key, "bfio"): {"tpot_mean_s": 1.01}})
+    assert (found[throughput], found[tpot]) == (True, False)
+
+
 def test_the_exponent_of_a_power_law_is_found() -> None:
     xs = (16, 64, 256)
     found = theorems.slope(xs, [[3 * x**0.5, 2 * x**0.7] for x in xs])
