@@ -3,7 +3,8 @@
 A rank that computes a long piece of a prompt makes all ranks wait. The bound is alike on all ranks:
 none waits for what another may do alone. Engines without a barrier have one each. It follows from
 the learned step time. With R = C + t_l L + t_r n, the time of the slowest rank without prompts, b
-prompt tokens make a step last R + t_p b.
+prompt tokens make a step last R + a + t_p b, where a is what any prompts add; it is 0 unless steps
+tell of it.
 
 - Without targets, a step's prompts take up to three times R. Larger pieces bring first tokens no
   sooner: R is then a small part of the step, and ranks compute their prompts one after the other
@@ -32,6 +33,8 @@ PROMPTS_SHARE = 3.0
 From simulations at t_p = 5e-5 s: TTFT is least at 1,024 tokens, TPOT grows on.
 """
 
+# Bound where tokens of prompts cost nothing beside what any prompts add.
+_MOST_TOKENS = 1 << 20
 # Prompts go on where a target leaves no room, at this part of the rest of a step.
 _LEAST_SHARE = 0.125
 # Most by which the time of prompts, or of the mean step, is raised while first tokens are late.
@@ -77,6 +80,7 @@ class StepSeen:
         firsts: requests that it gave their first token.
         unstarted: requests without their first token, on workers and in the pool.
         rest_s: time of a step without prompts, by the learned cost; 0 while that is unknown.
+        before_tokens: mean tokens before a prompt token that it computed.
     """
 
     step_s: float
@@ -84,6 +88,7 @@ class StepSeen:
     firsts: int
     unstarted: int
     rest_s: float
+    before_tokens: float = 0.0
 
 
 class PromptBudget:
@@ -101,12 +106,14 @@ class PromptBudget:
         self._steps = self._seconds = self._tokens = self._firsts = self._unstarted_s = 0.0
         self._correction = self._margin = self._raised = 1.0
         self._tpot_s = targets.tpot_s
+        self._prompts_s = self._prompt_token_s = 0.0
 
     def after(self, seen: StepSeen, cost: StepTime | None) -> int | None:
         """Budget of the coming step; None: the engines' own, where a prompt's cost is unknown."""
         self._remember(seen)
         if cost is None or not cost.per_prompt_token_s:
             return None
+        self._prompts_s, self._prompt_token_s = cost.prompts_s(seen.before_tokens)
         self._raised, tpot_s = 1.0, self._targets.tpot_s
         # Requests that may wait for their first token, by Little's law.
         allowed = (self._targets.ttft_s or 0.0) * self._rate(self._firsts)
@@ -120,15 +127,16 @@ class PromptBudget:
         elif tpot_s is not None:
             tpot_s *= self._keep(seen.step_s > _SLACK * tpot_s)
         self._tpot_s = tpot_s
-        return self.tokens(seen.rest_s, cost)
+        return self.tokens(seen.rest_s)
 
-    def tokens(self, rest_s: float, cost: StepTime) -> int:
+    def tokens(self, rest_s: float) -> int:
         """Budget of a worker alone whose step takes ``rest_s`` without prompts."""
         prompts_s = PROMPTS_SHARE * rest_s
         if self._tpot_s is not None:
             prompts_s = min(prompts_s, self._tpot_s - rest_s)
-        prompts_s = max(_LEAST_SHARE * rest_s, self._raised * prompts_s)
-        return max(1, int(min(self._most, prompts_s / cost.per_prompt_token_s)))
+        tokens_s = max(_LEAST_SHARE * rest_s, self._raised * prompts_s - self._prompts_s)
+        most = tokens_s / self._prompt_token_s if self._prompt_token_s else math.inf
+        return max(1, int(min(self._most, most, _MOST_TOKENS)))
 
     def _rate(self, total: float) -> float:
         return total / self._seconds if self._seconds else 0.0

@@ -70,7 +70,8 @@ class FittedStepTime(StepTime):
         known: those of the four that the steps tell; the others are guesses, by which steps like
             the present ones are predicted as well.
         explained: share of the variance of step times that the four explain, 0 to 1.
-        extras: cost of those of ``EXTRAS`` that predict better, seconds per unit.
+        predicting: the numbers and the cost of each of ``EXTRAS``, seconds per unit, that have
+            predicted best; empty: the four alone.
         decode_error, prompt_error: median error of predicting a step before it was learned, as a
             share of it, of steps without and with prompts; None: too few.
     """
@@ -78,9 +79,27 @@ class FittedStepTime(StepTime):
     intervals: tuple[tuple[float, float], ...] = ((0.0, 0.0),) * 4
     known: tuple[str, ...] = ()
     explained: float = 0.0
-    extras: tuple[tuple[str, float], ...] = ()
+    predicting: tuple[float, ...] = ()
     decode_error: float | None = None
     prompt_error: float | None = None
+
+    @property
+    def extras(self) -> dict[str, float]:
+        """Costs of those of ``EXTRAS`` that predict better."""
+        costs = zip(EXTRAS, self.predicting[len(NUMBERS) :], strict=False)
+        return {name: cost for name, cost in costs if cost > 0}
+
+    def rest_s(self, load_tokens: float, requests: float, batch: int) -> float:
+        if not self.predicting:
+            return self.seconds(load_tokens, requests)
+        base, token, request, _, _, _, graph = self.predicting
+        return base + token * load_tokens + request * requests + graph * graph_size(batch)
+
+    def prompts_s(self, before_tokens: float) -> tuple[float, float]:
+        if not self.predicting:
+            return 0.0, self.per_prompt_token_s
+        _, _, _, token, context, any_, _ = self.predicting
+        return any_, token + context * before_tokens
 
 
 _Row = tuple[int, int, int, float]
@@ -206,13 +225,12 @@ class StepFit:
         high = np.maximum(high, numbers)
         moves = errors * found.usual <= _KNOWN * self._steps.seconds[found.kept].mean()
         known = moves | (errors <= _KNOWN * numbers)
-        extras = zip(EXTRAS, costs[self._kept, WIDTH + 1 :].tolist(), strict=True)
         return FittedStepTime(
             **dict(zip(NUMBERS, numbers.tolist(), strict=True)),
             intervals=tuple(zip(low.tolist(), high.tolist(), strict=True)),
             known=tuple(name for name, is_ in zip(NUMBERS, known, strict=True) if is_),
             explained=explained_share(self._steps.seconds, found),
-            extras=tuple((name, cost) for name, cost in extras if cost > 0),
+            predicting=tuple(costs[self._kept].tolist()) if self._kept else (),
             decode_error=_median(self._recent[self._recent[:, -1] == 0, self._kept]),
             prompt_error=_median(self._recent[self._recent[:, -1] > 0, self._kept]),
         )

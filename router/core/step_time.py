@@ -59,6 +59,14 @@ class StepTime:
         """Time that one worker needs; half the speed takes twice as long."""
         return (self.base_s + self.work_s(load_tokens, requests, prompt_tokens)) / speed
 
+    def rest_s(self, load_tokens: float, requests: float, batch: int) -> float:
+        """Time that a worker needs without prompts; ``batch``: requests of the largest one."""
+        return self.seconds(load_tokens, requests)
+
+    def prompts_s(self, before_tokens: float) -> tuple[float, float]:
+        """What any prompts add to a step, and each of their tokens, with so many before it."""
+        return 0.0, self.per_prompt_token_s
+
     @property
     def numbers(self) -> tuple[float, float, float, float]:
         """C, t_l, t_r and t_p."""

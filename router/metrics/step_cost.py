@@ -13,7 +13,7 @@ def _costs(group: Group) -> dict[str, float]:
     found = group.fitted
     if found is None:
         return {}
-    return {_TERMS[name]: getattr(found, name) for name in found.known} | dict(found.extras)
+    return {_TERMS[name]: getattr(found, name) for name in found.known} | found.extras
 
 
 def _bounds(group: Group, side: int) -> dict[str, float]:

@@ -90,7 +90,7 @@ def show(report: Report) -> None:
     print(f"steps: {report.steps}")
     print(f"C {fitted.base_s * 1e3:.1f} ms, t_l {fitted.per_token_s * 1e6:.2f} us, ", end="")
     print(f"t_r {fitted.per_request_s * 1e3:.3f} ms, t_p {fitted.per_prompt_token_s * 1e3:.3f} ms")
-    print(f"further terms: {dict(fitted.extras) or 'none'}; known: {', '.join(fitted.known)}")
+    print(f"further terms: {fitted.extras or 'none'}; known: {', '.join(fitted.known)}")
     print(
         f"explains {report.explained:.1%} of the variance (C and t_l alone {report.by_tokens:.1%})"
     )

@@ -19,6 +19,7 @@ class GroupBudget:
         self._budget = budget if isinstance(budget, PromptBudget) else None
         self._own: Mapping[str, int] = {}
         self._counted = StepTotals()
+        self._before_tokens = 0.0  # of a prompt token of the last step that computed any, mean
         group.prompt_budget = budget if isinstance(budget, int) else None
 
     def of(self, worker_id: str) -> int | None:
@@ -31,22 +32,25 @@ class GroupBudget:
         if budget is None:
             return False
         cost, every = group.step_time, group.every_step
-        rests_s, firsts, unstarted = dict[str, float](), 0, group.waiting
-        for worker in group.live_workers():
-            if (feed := worker.feed) is None:
-                continue
+        told = [(each, each.feed) for each in group.live_workers() if each.feed is not None]
+        batch = max((feed.running for _, feed in told), default=0)
+        rests_s, firsts, unstarted, context = dict[str, float](), 0, group.waiting, 0.0
+        for worker, feed in told:
             if cost is not None:
-                rests_s[worker.spec.id] = cost.seconds(feed.resident_tokens, feed.running)
+                rests_s[worker.spec.id] = cost.rest_s(feed.resident_tokens, feed.running, batch)
             firsts += feed.step_firsts
             unstarted += worker.requests - feed.running + feed.computing
+            context += feed.step_prompt_context
         step, self._counted = every - self._counted, every
-        rest_s = max(rests_s.values(), default=0.0)
-        seen = StepSeen(step.step_s, step.output_tokens, firsts, unstarted, rest_s)
+        if step.prompt_tokens:
+            self._before_tokens = context / step.prompt_tokens
+        rest_s, before = max(rests_s.values(), default=0.0), self._before_tokens
+        seen = StepSeen(step.step_s, step.output_tokens, firsts, unstarted, rest_s, before)
         chosen, self._own = budget.after(seen, cost), {}
         if not rests_s:  # no engine tells of its steps, so none takes budgets
             chosen = None
         elif cost is not None and chosen is not None and group.barrier is False:
-            self._own = {i: budget.tokens(own_s, cost) for i, own_s in rests_s.items()}
+            self._own = {i: budget.tokens(own_s) for i, own_s in rests_s.items()}
             chosen = max(self._own.values())
         group.prompt_budget = chosen
         return True

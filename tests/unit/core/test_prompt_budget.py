@@ -9,6 +9,7 @@ import pytest
 
 from router.core.errors import ConfigError
 from router.core.prompt_budget import PromptBudget, StepSeen, Targets
+from router.core.step_fit import FittedStepTime
 from router.core.step_time import StepTime
 
 # 10 ms without prompts; a prompt token takes 0.1 ms.
@@ -46,6 +47,16 @@ def test_where_the_cost_of_prompts_is_unknown_engines_keep_their_own(cost: StepT
 )
 def test_the_budget_of_a_step(targets: Targets, most: int | None, tokens: int) -> None:
     assert PromptBudget(targets, most).after(seen(), COST) == tokens
+
+
+def test_what_any_prompts_add_leaves_less_for_their_tokens() -> None:
+    """5 ms in any case, and each token with 1,000 before it takes 0.2 ms."""
+    best = (10e-3, 0.0, 0.0, 1e-4, 1e-7, 5e-3, 0.0)
+    cost = FittedStepTime(10e-3, per_prompt_token_s=1.5e-4, predicting=best)
+    after = StepSeen(0.02, 10, 1, 0, REST_S, before_tokens=1000.0)
+    assert PromptBudget(Targets(tpot_s=0.025)).after(after, cost) == 50
+    free = FittedStepTime(10e-3, per_prompt_token_s=1e-4, predicting=(*best[:3], 0, 0, 5e-3, 0))
+    assert PromptBudget(Targets(tpot_s=0.025), 2048).after(after, free) == 2048
 
 
 def test_there_is_always_some_room_for_prompts() -> None:

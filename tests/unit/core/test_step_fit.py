@@ -92,7 +92,7 @@ def test_exact_steps_show_their_exact_cost(ranks: int) -> None:
     assert max(off(found, COST)) < 1e-6
     assert found.known == NUMBERS
     assert found.explained == pytest.approx(1)
-    assert found.extras == ()
+    assert found.extras == {}
 
 
 def test_requests_may_cost_so_much_that_they_decide_which_rank_is_the_slowest() -> None:
@@ -360,13 +360,22 @@ def test_a_further_term_is_kept_where_it_predicts_better(extra: str, cost: float
         seconds = COST.base_s + max(ranks) + cost * much
         learn(fit, step, seconds * (1 + 0.01 * rng.normal()))
     assert fit.fitted is not None
-    assert dict(fit.fitted.extras)[extra] == pytest.approx(cost, rel=0.15)
+    assert fit.fitted.extras[extra] == pytest.approx(cost, rel=0.15)
     assert fit.fitted.decode_error == pytest.approx(0.00675, rel=0.4)
     assert fit.fitted.prompt_error == pytest.approx(0.00675, rel=0.4)
+    any_s, token_s = fit.fitted.prompts_s(300.0)
+    rest_s = fit.fitted.rest_s(90_000, 40, 64)
+    paid = {"prompt_context": 512 * 300.0, "with_prompts": 1, "graph_batch": 0}[extra] * cost
+    padded = 64 * cost if extra == "graph_batch" else 0.0
+    assert rest_s == pytest.approx(COST.seconds(90_000, 40) + padded, rel=0.02)
+    assert any_s + 512 * token_s == pytest.approx(512 * COST.per_prompt_token_s + paid, rel=0.05)
 
 
 def test_no_further_term_is_kept_where_there_is_none() -> None:
-    assert all(learned(2000, seed, noise=0.05).extras == () for seed in range(8))
+    found = [learned(2000, seed, noise=0.05) for seed in range(8)]
+    assert all(each.extras == {} for each in found)
+    assert found[0].rest_s(90_000, 40, 64) == found[0].seconds(90_000, 40)
+    assert found[0].prompts_s(300.0) == (0.0, found[0].per_prompt_token_s)
 
 
 def test_batches_are_padded_to_the_sizes_of_graphs() -> None:

@@ -198,7 +198,6 @@ def test_content_is_asked_for_by_prefill_workers_too() -> None:
     assert not cluster.asks("default")
 
 
-
 @pytest.mark.parametrize(("computed", "caches"), [(0, False), (160, True)])
 def test_who_begins_a_request_without_a_prompt_token_computes_none(
     computed: int, caches: bool
