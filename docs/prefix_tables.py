@@ -1,5 +1,7 @@
 """Tables of prefix caches: what knowing them costs, and how right the router is about texts."""
 
+from statistics import fmean
+
 from docs.kept_figures import Figures, Row, kept, words_table
 from loadgen.figures.tables import Table
 
@@ -65,6 +67,48 @@ def foretold_texts() -> Table:
         "cached tokens foretold, all together",
     )
     return words_table(header, rows)
+
+
+def conversations() -> Table:
+    """Conversations before two real engines: hits and first tokens, beside sticky sessions."""
+    rows = []
+    for name, part in kept("prefix/conversations.json").items():
+        prompts, cache, dealt = name.split()
+        case = f"{prompts} system prompts, {int(cache):,} tokens, {dealt.replace(',', ' and ')}"
+        runs = part["runs"]
+        sticky = [run for run in runs if run["policy"] == "sticky"]
+        for policy in dict.fromkeys(run["policy"] for run in runs):
+            its = [run for run in runs if run["policy"] == policy]
+            pairs = list(zip(its, sticky, strict=True))
+            ttfts = [run["ttft_s"] / best["ttft_s"] for run, best in pairs]
+            rows.append(
+                (
+                    case,
+                    policy,
+                    str(len(its)),
+                    f"{100 * fmean(map(_hit_share, its)):.1f} %",
+                    f"x {fmean(_hit_share(run) / _hit_share(best) for run, best in pairs):.2f}",
+                    f"x {fmean(_computed(run) / _computed(best) for run, best in pairs):.2f}",
+                    f"{fmean(run['ttft_s'] for run in its):.1f} s",
+                    f"x {fmean(ttfts):.2f}"
+                    + (f" ({min(ttfts):.2f} to {max(ttfts):.2f})" if len(ttfts) > 1 else ""),
+                )
+            )
+    header = (
+        *("conversations, cache of an engine, sticky's share", "policy", "runs", "cached"),
+        *("of sticky's", "computed, of sticky's", "TTFT", "of sticky's"),
+    )
+    return words_table(header, rows)
+
+
+def _hit_share(run: Figures) -> float:
+    share: float = run["hit_tokens"] / run["prompt_tokens"]
+    return share
+
+
+def _computed(run: Figures) -> int:
+    tokens: int = run["prompt_tokens"] - run["hit_tokens"]
+    return tokens
 
 
 def plugin_cost() -> Table:

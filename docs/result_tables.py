@@ -266,6 +266,7 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "prefix index cost": prefix_tables.index_cost,
     "prefix plug-in cost": prefix_tables.plugin_cost,
     "texts foretold": prefix_tables.foretold_texts,
+    "conversations on real engines": prefix_tables.conversations,
     "admission, engines": engine_tables.admission_engines,
     "fair shares": fair_share,
     "switches": switches,
