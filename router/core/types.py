@@ -99,11 +99,13 @@ class Content(msgspec.Struct, frozen=True, gc=False):
         pieces: of token ids, as ``router.core.prefix.ids`` makes them; empty for text.
         chunks: of text, as ``router.core.prefix.text_chunks`` makes them; empty for token ids.
         sizes: bytes of each chunk, four bytes each, and ``text_chunks.PART_END``.
+        session: id of the client's session, instead, where the prompt is not visible.
     """
 
     pieces: bytes = b""
     chunks: bytes = b""
     sizes: bytes = b""
+    session: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,8 @@ class Request:
         avoid: ids of workers that failed it; others are preferred while there are any.
         lacks: ids of workers that do not serve its model and must not receive it.
         first_id: id of its first attempt.
-        content: ids of its only prompt; None: it has several, or nobody asks for them.
+        content: ids of its only prompt; its session's if that is all there is; None: neither is
+            known, or nobody asks.
     """
 
     id: str

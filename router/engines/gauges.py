@@ -42,6 +42,7 @@ def read_gauges(text: str) -> Mapping[int, Gauges]:
             raise ValueError(f"vllm:{name} is {value[:40]}")
         if name == "cache_config_info":
             engine["kv_tokens"] = told.get("block_size", 0) * told.get("num_gpu_blocks", 0)
+            engine["caches_prefixes"] = 'enable_prefix_caching="False"' not in labels
     ranks = {rank: engine for rank, engine in values.items() if "num_requests_running" in engine}
     return {
         rank: Gauges(
@@ -50,6 +51,7 @@ def read_gauges(text: str) -> Mapping[int, Gauges]:
             kv_usage=min(1.0, engine.get("kv_cache_usage_perc", 0.0)),
             # vLLM reports the blocks of all ranks together.
             kv_tokens=min(int(engine.get("kv_tokens", 0)), _LARGEST) // len(ranks),
+            caches_prefixes=bool(engine.get("caches_prefixes", True)),
         )
         for rank, engine in ranks.items()
     }
@@ -66,6 +68,7 @@ def of_rank(ranks: Mapping[int, Gauges], rank: int | None) -> Gauges | None:
         waiting=sum(one.waiting for one in ranks.values()),
         kv_usage=sum(one.kv_usage for one in ranks.values()) / len(ranks),
         kv_tokens=sum(one.kv_tokens for one in ranks.values()),
+        caches_prefixes=all(one.caches_prefixes for one in ranks.values()),
     )
 
 

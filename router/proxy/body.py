@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from router.core.errors import InvalidRequestError
+from router.core.prefix.sent_prompts import MOST_NAME_BYTES
 from router.core.request_limits import DEFAULT_LIMITS, RequestLimits
 from router.core.types import Content
 from router.dispatch.models import CachedModel
@@ -44,6 +45,7 @@ class ParsedRequest:
         measured: whether the whole prompt was counted.
         splittable: whether one worker may prefill and another decode.
         content: of its only prompt, where somebody asks for it.
+        session: the name of its session, and what else divides caches, as in the body.
     """
 
     model: str | None
@@ -56,6 +58,7 @@ class ParsedRequest:
     measured: bool = True
     splittable: bool = True
     content: Content | None = None
+    session: tuple[bytes, bytes] = (b"", b"")
 
 
 class _Body(msgspec.Struct, gc=False):
@@ -100,6 +103,7 @@ class _Body(msgspec.Struct, gc=False):
     mm_processor_kwargs: Raw = ABSENT
     mm_payload: Raw = ABSENT
     previous_input_messages: Raw = ABSENT
+    prompt_cache_key: Raw = ABSENT
 
 
 _body = msgspec.json.Decoder(_Body)
@@ -139,6 +143,7 @@ def parse(
         measured=said.whole and not given(fields.prompt_embeds, fields.truncate_prompt_tokens),
         splittable=not said.parts and len(sizes) == 1 and _splittable(fields),
         content=None if named is None else _content(fields, named, limits),
+        session=_session(fields),
     )
 
 
@@ -239,7 +244,15 @@ def _one_answer(
         measured=said.whole,
         splittable=False,
         content=content,
+        session=_session(fields),
     )
+
+
+def _session(fields: _Body) -> tuple[bytes, bytes]:
+    key = fields.prompt_cache_key
+    if start(key) != b'"' or memoryview(key).nbytes > MOST_NAME_BYTES:
+        key = ABSENT
+    return bytes(memoryview(key)[1:-1]), bytes(fields.cache_salt)
 
 
 def _read(body: bytes) -> _Body:

@@ -21,11 +21,12 @@ PRIORITY = "X-Request-Priority"
 REQUEST_TIMEOUT = "X-Request-Timeout-S"
 QUEUE_TIMEOUT = "X-Queue-Timeout-S"
 RANK = "X-Data-Parallel-Rank"
+_SESSION = b"x-session-id"
 _ENERGY = b"x-evenstep-energy"
 # vLLM's; ignored if it is no number, as there.
 _ENGINE_PRIORITY = b"x-vllm-priority"
 _READ = frozenset(
-    {HEADER, _ENERGY, _ENGINE_PRIORITY}
+    {HEADER, _ENERGY, _ENGINE_PRIORITY, _SESSION}
     | {name.lower().encode() for name in (PRIORITY, REQUEST_TIMEOUT, QUEUE_TIMEOUT, RANK)}
 )
 _MOST = 2**63
@@ -45,9 +46,10 @@ class RequestHead:
         client_id: empty if absent, malformed or repeated.
         name: the client's id, else the token.
         metered: the client asks for the energy.
+        session: the client's name for its session; empty if absent.
     """
 
-    __slots__ = ("_asked", "client_id", "metered", "name", "token")
+    __slots__ = ("_asked", "client_id", "metered", "name", "session", "token")
 
     def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         asked: dict[bytes, bytes] = {}  # the first of several counts
@@ -61,6 +63,7 @@ class RequestHead:
         self.client_id = asked[HEADER].decode() if sane else ""
         self.name = self.client_id or self.token
         self.metered = asked.get(_ENERGY) == b"1"
+        self.session = asked.get(_SESSION, b"").strip()
         self._asked = asked
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.types import Scope
 
+from router.core.prefix.sent_prompts import session_content
 from router.core.request_limits import RequestLimits
 from router.core.types import Request as PoolRequest
 from router.proxy.body import ParsedRequest, parse, parse_message, parse_response, too_many_slots
@@ -71,6 +72,10 @@ async def relay_of(context: ServingContext, scope: Scope, body: bytes) -> Serves
         lacks = models.all_but(route.group, rank, lacks)
     if context.elsewhere is not None and (head.metered or prefills is not None):
         return context.elsewhere(scope, body)
+    tenant, content = scope.get("tenant", ""), parsed.content
+    if content is None:
+        key, salt = parsed.session
+        content = session_content(tenant, head.session or key, salt, (route.model or "").encode())
     waiting = pool_request(
         parsed,
         partial(models.tokens, route.group),
@@ -80,8 +85,9 @@ async def relay_of(context: ServingContext, scope: Scope, body: bytes) -> Serves
         priority=head.priority(parsed.priority),
         queue_timeout_s=head.timeout_s(QUEUE_TIMEOUT),
         metered=head.metered,
-        tenant=scope.get("tenant", ""),
+        tenant=tenant,
         lacks=lacks,
+        content=content,
     )
     asked = ClientRequest.read(scope, body, endpoint.dialect)
     asked.line = follow(scope, waiting, route.model, head.name)
@@ -115,6 +121,5 @@ def pool_request(
         text_bytes=parsed.text_bytes if learns else 0,
         parts=parsed.parts if learns else 0,
         exact=parsed.known_tokens > 0 and not parsed.text_bytes,
-        content=parsed.content,
         **known,
     )

@@ -4,6 +4,8 @@ Snapshots say which blocks engines hold. A round asks for all waiting requests, 
 an answer is kept until it can change: until a worker stores the next block after a hit, or removes
 the last block of one. Engines evict a prompt's last block first. A hole that one makes elsewhere is
 seen after ``LOOK_AGAIN_S`` at the latest.
+
+Of workers without snapshots it is guessed (``sent_prompts``), in parts of prompts for blocks.
 """
 
 from __future__ import annotations
@@ -20,13 +22,16 @@ from router.core.prefix.block_index import MOST_BLOCKS, BlockIndex
 from router.core.prefix.correspondence import Correspondence
 from router.core.prefix.id_table import Rows
 from router.core.prefix.ids import ID_BYTES, PIECE_TOKENS
-from router.core.types import Request, Snapshot
+from router.core.prefix.sent_prompts import SentPrompts, ends, parts
+from router.core.types import Content, Request, Snapshot
 from router.core.wire import request_token
 
 LOOK_AGAIN_S = 5.0
 
 MOST_ANSWERS = 1 << 16
 _MOST_HEIRS = 8
+# In place of a size of blocks.
+_GUESSED = 0
 
 Tokens = NDArray[np.int64]
 
@@ -37,6 +42,13 @@ class _Teller(NamedTuple):
     number: int
     block_tokens: int
     epoch: str
+
+
+class _Guess(NamedTuple):
+    """A worker that tells nothing, and what it was sent."""
+
+    number: int
+    sent: SentPrompts
 
 
 class _Bound(NamedTuple):
@@ -85,6 +97,9 @@ class Prefixes:
     until a full snapshot replaces them: most of them are still there, and the engine decides in
     the end. In silence too: a step with many prompts may take an engine longer than its loads hold.
 
+    Of a worker that has sent no snapshot it is guessed. One that sends some and tells no blocks
+    counts as without a cache.
+
     Args:
         most_blocks: bound of distinct blocks.
         most_answers: bound of requests whose answers are kept.
@@ -96,16 +111,28 @@ class Prefixes:
         self._most_blocks = most_blocks
         self._index: BlockIndex | None = None  # made for the first worker that tells
         self._tellers: dict[str, _Teller] = {}
+        self._guesses: dict[str, _Guess] = {}
+        self._mute: set[str] = set()  # their snapshots tell no blocks
         self._numbers: dict[int, Rows] = {}  # of workers, by size of block
         self._answers: dict[str, _Answer] = {}
         self._alike: dict[tuple[_Bound, ...], _Answer] = {}
         self._watched: dict[int, set[_Answer]] = {}
-        self._now_s = 0.0
+        self._now_s = self._aged_s = 0.0
 
     @property
     def told(self) -> bool:
         """True if a worker tells what it has cached."""
         return bool(self._tellers)
+
+    @property
+    def known(self) -> bool:
+        """True if something is told or guessed."""
+        return bool(self._tellers or self._guesses)
+
+    @property
+    def guessed(self) -> int:
+        """Number of workers whose caches are guessed."""
+        return len(self._guesses)
 
     @property
     def index(self) -> BlockIndex | None:
@@ -133,6 +160,10 @@ class Prefixes:
     def tells(self, worker_id: str) -> bool:
         return worker_id in self._tellers
 
+    def guesses(self, worker_id: str) -> bool:
+        """Whether prompts sent there would count as cached there."""
+        return worker_id not in self._tellers and worker_id not in self._mute
+
     def heard(self, worker_id: str, snapshot: Snapshot, received_s: float) -> None:
         """Apply a snapshot that is neither late nor a repetition."""
         self._now_s = max(self._now_s, received_s)
@@ -144,6 +175,7 @@ class Prefixes:
         teller = self._tellers.get(worker_id)
         if teller is not None and not snapshot.cache_block:  # it can tell no more
             self.lost(worker_id)
+            self._mute.add(worker_id)
             return
         if teller is None:
             return
@@ -162,11 +194,35 @@ class Prefixes:
             self._note(snapshot.blocks_stored)
 
     def sent(self, worker_id: str, request: Request) -> None:
-        """A request leaves for a worker, which will tell its blocks."""
+        """A request leaves for a worker; one that tells its blocks will tell those of this one."""
         self.forget(request.id)
         teller = self._tellers.get(worker_id)
         if teller is not None and request.content is not None:
             self._texts[teller.block_tokens].sent(request.id, request.content)
+
+    def guess(
+        self, worker_id: str, content: Content, tokens: int, now_s: float | None, most_tokens: int
+    ) -> None:
+        """A worker that tells nothing computes a prompt, and has room for ``most_tokens``."""
+        if not self.guesses(worker_id):
+            return
+        now_s = self._now_s = max(self._now_s, now_s or 0.0)
+        guess = self._guesses.get(worker_id)
+        if guess is None:
+            guess = self._guesses[worker_id] = _Guess(self._joined(), SentPrompts())
+            self._recount()
+        assert self._index is not None
+        guess.sent.most_tokens = most_tokens
+        new = guess.sent.add(parts(content), ends(content, tokens), now_s)
+        self._index.store(guess.number, new)
+        self._note(new + content.session)  # of a session known before there are more tokens now
+        due: Iterable[_Guess] = (guess,)
+        if now_s - self._aged_s >= LOOK_AGAIN_S:
+            self._aged_s, due = now_s, self._guesses.values()
+        for each in due:
+            gone = each.sent.forget(now_s)
+            self._index.remove(each.number, gone)
+            self._note(gone)
 
     def ended(self, request_id: str) -> None:
         """A request has left its worker."""
@@ -175,10 +231,11 @@ class Prefixes:
 
     def lost(self, worker_id: str) -> None:
         """Nothing is known of its cache any more."""
-        teller = self._tellers.pop(worker_id, None)
-        if teller is not None:
+        self._mute.discard(worker_id)
+        one = self._tellers.pop(worker_id, None) or self._guesses.pop(worker_id, None)
+        if one is not None:
             assert self._index is not None
-            self._index.leave(teller.number)
+            self._index.leave(one.number)
             self._recount()
 
     def hits(self, request: Request, worker_ids: Sequence[str]) -> array[int]:
@@ -207,25 +264,36 @@ class Prefixes:
         before = self._tellers.get(worker_id)
         if before is not None and before.block_tokens != block_tokens:
             self.lost(worker_id)
-        if block_tokens and worker_id not in self._tellers:
-            if self._index is None:
-                self._index = BlockIndex(self._most_blocks)
-            number = self._index.join()
-            self._tellers[worker_id] = _Teller(number, block_tokens, snapshot.epoch)
+        if worker_id in self._guesses:
+            self.lost(worker_id)
+        if not block_tokens:
+            self._mute.add(worker_id)
+        elif worker_id not in self._tellers:
+            self._mute.discard(worker_id)
+            self._tellers[worker_id] = _Teller(self._joined(), block_tokens, snapshot.epoch)
             self._texts.setdefault(block_tokens, Correspondence(block_tokens))
             self._recount()
+
+    def _joined(self) -> int:
+        if self._index is None:
+            self._index = BlockIndex(self._most_blocks)
+        return self._index.join()
 
     def _recount(self) -> None:
         numbers: dict[int, list[int]] = {}
         for teller in self._tellers.values():
             numbers.setdefault(teller.block_tokens, []).append(teller.number)
+        if self._guesses:
+            numbers[_GUESSED] = [guess.number for guess in self._guesses.values()]
         self._numbers = {size: np.array(each) for size, each in numbers.items()}
         self._all_stale()
 
     def _columns(self, worker_ids: Iterable[str]) -> list[int]:
         """Places of workers in an answer; the last is of those that tell nothing."""
         return [
-            -1 if (teller := self._tellers.get(worker_id)) is None else teller.number
+            -1
+            if (one := self._tellers.get(worker_id) or self._guesses.get(worker_id)) is None
+            else one.number
             for worker_id in worker_ids
         ]
 
@@ -264,6 +332,8 @@ class Prefixes:
         """
         if request.content is None:
             return b"", b""
+        if block_tokens == _GUESSED:
+            return parts(request.content), b""
         chain, unknown = self._texts[block_tokens].foretold(request.content)
         return chain[: ID_BYTES * (max(0, request.prompt_tokens - 1) // block_tokens)], unknown
 
@@ -278,7 +348,10 @@ class Prefixes:
             chain, unknown = self._chain(request, block_tokens)
             watched.update(array("Q", unknown))
             blocks = self._index.leading(chain)[numbers]
-            tokens[numbers] = blocks * block_tokens
+            if block_tokens == _GUESSED:
+                tokens[numbers] = self._guessed_tokens(request, blocks)
+            else:
+                tokens[numbers] = blocks * block_tokens
             ids = array("Q", chain)
             for count in np.unique(blocks).tolist():
                 watched.update(ids[max(0, count - 1) : count + 1])
@@ -293,6 +366,17 @@ class Prefixes:
         for one in watched:
             self._watched.setdefault(one, set()).add(answer)
         return answer
+
+    def _guessed_tokens(self, request: Request, blocks: Tokens) -> Tokens:
+        """By number of leading parts that each worker was sent; an engine computes a last token."""
+        if (content := request.content) is None:
+            return blocks
+        upto = np.append(ends(content, request.prompt_tokens), 0.0)[blocks - 1]
+        if content.session:
+            (one,) = array("Q", content.session)
+            upto = np.array([guess.sent.tokens_of(one) for guess in self._guesses.values()])
+        tokens: Tokens = np.minimum(upto, max(0, request.prompt_tokens - 1)).astype(np.int64)
+        return tokens
 
     def _note(self, ids: bytes) -> None:
         """Answers that end at one of these blocks may be wrong now."""

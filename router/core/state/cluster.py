@@ -203,7 +203,7 @@ class Cluster:
             case WorkerUp() | WorkerDown() | EngineFailed():
                 self._apply_health(event)
             case GaugesReceived():
-                self.worker(event.worker_id).read(event.gauges, event.received_s)
+                self._group_of[event.worker_id].read(event)
             case FeedStale():
                 self._group_of[event.worker_id].lose_feed(event.worker_id)
             case PowerTold():

@@ -19,6 +19,7 @@ class Gauges:
     waiting: int = 0
     kv_usage: float = 0.0
     kv_tokens: int = 0
+    caches_prefixes: bool = True
 
     @property
     def load_tokens(self) -> int:
