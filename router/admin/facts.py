@@ -153,10 +153,16 @@ def _cost(group: Group) -> Fact:
 
 def _prefixes(group: Group) -> Fact:
     told = sum(group.prefixes.tells(worker.spec.id) for worker in group.live_workers())
+    if not told and (guessed := group.prefixes.guessed):
+        text = (
+            f"Guessed of {_count(guessed)} by what was sent there. The vLLM plug-in tells what is "
+            "cached."
+        )
+        return Fact("Prefix caches", "fallback", text)
     if not told:
         text = (
-            "No engine tells what it has cached of prompts, so each counts as computed in full. "
-            "With prefix caching on, the vLLM plug-in tells it."
+            "No engine tells what it has cached of prompts. With prefix caching on, the vLLM "
+            "plug-in tells it."
         )
         return Fact("Prefix caches", "unknown", text)
     missing = len(group.live_workers()) - told

@@ -7,7 +7,8 @@ from router.metrics.rows import Row
 
 
 def _blocks(group: Group) -> int | None:
-    return None if group.prefixes.index is None else len(group.prefixes.index)
+    index = group.prefixes.index
+    return None if index is None or not group.prefixes.told else len(index)
 
 
 def _dropped(group: Group) -> int:
@@ -18,8 +19,19 @@ PREFIX_ROWS: Sequence[Row[Group]] = (
     Row(
         "evenstep_prefix_blocks",
         "Distinct blocks that workers have in their prefix caches; no value before the first "
-        "worker has told its own.",
+        "worker has told its own. Of workers that tell nothing, parts of prompts count.",
         _blocks,
+    ),
+    Row(
+        "evenstep_prefix_guessed_workers",
+        "Workers without the plug-in whose prefix caches are guessed by what they were sent.",
+        lambda group: group.prefixes.guessed,
+    ),
+    Row(
+        "evenstep_prefix_guessed_tokens_total",
+        "Prompt tokens sent that only such a guess took for cached; they are in no other "
+        "evenstep_prefix_ metric.",
+        lambda group: group.guessed_tokens,
     ),
     Row(
         "evenstep_prefix_blocks_dropped_total",

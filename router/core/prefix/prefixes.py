@@ -204,8 +204,6 @@ class Prefixes:
         self, worker_id: str, content: Content, tokens: int, now_s: float | None, most_tokens: int
     ) -> None:
         """A worker that tells nothing computes a prompt, and has room for ``most_tokens``."""
-        if not self.guesses(worker_id):
-            return
         now_s = self._now_s = max(self._now_s, now_s or 0.0)
         guess = self._guesses.get(worker_id)
         if guess is None:

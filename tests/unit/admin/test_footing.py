@@ -107,6 +107,12 @@ def test_what_engines_tell_of_their_prefix_caches() -> None:
     cluster = cluster_of(*TWO)
     assert told(cluster)["Prefix caches"][0] == "unknown"
     pieces = chain(range(160), seed())
+    guessed = Request(token(0), "default", 160, content=Content(pieces=pieces))
+    send(cluster, guessed, "b")
+    assert told(cluster)["Prefix caches"] == (
+        "fallback",
+        "Guessed of 1 worker by what was sent there. The vLLM plug-in tells what is cached.",
+    )
     begun = msgspec.structs.replace(snapshot("full", 1), cache_block=16, blocks_stored=pieces[:64])
     show(cluster, begun)
     assert told(cluster)["Prefix caches"] == ("fallback", "Told by 1 worker, not by 1.")

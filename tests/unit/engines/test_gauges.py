@@ -65,3 +65,12 @@ def test_a_cache_beyond_all_bounds_is_of_the_largest_size() -> None:
     gauges = of_rank(read_gauges(f"vllm:num_requests_running{{}} 1\n{config}"), None)
     assert gauges is not None
     assert gauges.kv_tokens == 1 << 32
+
+
+@pytest.mark.parametrize(("said", "caches"), [("True", True), ("False", False)])
+def test_an_engine_says_whether_it_caches_prefixes(said: str, caches: bool) -> None:
+    text = f'vllm:cache_config_info{{enable_prefix_caching="{said}",engine="0"}} 1.0\n'
+    ranks = read_gauges(f'{text}vllm:num_requests_running{{engine="0"}} 2\n')
+    for found in (of_rank(ranks, 0), of_rank(ranks, None)):
+        assert found is not None
+        assert found.caches_prefixes == caches

@@ -138,3 +138,15 @@ def test_responses_whose_beginning_the_engine_keeps() -> None:
 def test_nobody_asks(read: Parse) -> None:
     body = json.dumps({**CHAT, "input": "a"}).encode()
     assert read(body, DEFAULT_LIMITS, lambda _: None).content is None
+
+
+@pytest.mark.parametrize("read", [parse, parse_message, parse_response])
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [("chat 1", b"chat 1"), (7, b""), (None, b""), ("k" * 254, b"k" * 254), ("k" * 255, b"")],
+    ids=repr,
+)
+def test_a_body_may_name_its_session(read: Parse, key: Any, name: bytes) -> None:
+    body = json.dumps({"prompt_cache_key": key, "cache_salt": "s"}).encode()
+    assert read(body, DEFAULT_LIMITS, lambda _: None).session == (name, b'"s"')
+    assert read(b"{}", DEFAULT_LIMITS, lambda _: None).session == (b"", b"")

@@ -42,6 +42,11 @@ def test_another_is_made(given: list[bytes]) -> None:
     assert dict(headers_up([], identity.token, None)) == {b"x-request-id": identity.token.encode()}
 
 
+def test_a_header_may_name_the_session() -> None:
+    assert head({"X-Session-ID": " chat 1 "}).session == b"chat 1"
+    assert head({}).session == b""
+
+
 def test_no_two_are_alike() -> None:
     assert len({RequestHead([]).token for _ in range(100)}) == 100
 

@@ -10,13 +10,17 @@ from router.core.events import (
     Dispatched,
     Ended,
     FeedStale,
+    GaugesReceived,
+    Progressed,
     SnapshotReceived,
     WorkerDown,
     WorkerUp,
 )
 from router.core.prefix.hit_totals import HitTotals
 from router.core.prefix.ids import chain, seed
+from router.core.prefix.sent_prompts import session_content
 from router.core.state.cluster import Cluster
+from router.core.state.foreign_load import Gauges
 from router.core.types import (
     Content,
     Dispatch,
@@ -185,16 +189,101 @@ def test_prefill_workers_tell_their_own_group() -> None:
     assert hits(cluster) == [160], "a decode worker fetches every prompt"
 
 
-def test_content_is_asked_for_once_a_worker_tells_its_cache() -> None:
+def test_content_is_asked_for_where_caches_are_told_or_guessed() -> None:
     cluster = cluster_of()
-    show(cluster, snapshot("full", 1))
-    assert not cluster.asks("default")
+    assert cluster.asks("default"), "what nobody tells is guessed"
+    for worker in "ab":
+        show(cluster, snapshot("full", 1), worker_id=worker)
+    assert not cluster.asks("default"), "engines with the plug-in would tell"
     show(cluster, told(snapshot("full", 2), 3))
     assert cluster.asks("default")
+    cluster.apply(WorkerDown("b", "gone"))
+    cluster.apply(WorkerUp("b"))
+    show(cluster, told(snapshot("delta", 3)), snapshot("delta", 4))
+    assert cluster.asks("default"), "nothing is known of a new engine"
+    show(cluster, snapshot("full", 1), worker_id="b")
+    assert not cluster.asks("default"), "one that can tell no more is not guessed either"
 
 
 def test_content_is_asked_for_by_prefill_workers_too() -> None:
     cluster = Cluster([WorkerSpec("d", "d", role="decode"), WorkerSpec("p", "p", role="prefill")])
+    cluster.apply(WorkerUp("d"))
+    assert not cluster.asks("default"), "a decode worker computes no prompt"
+    cluster.apply(WorkerUp("p"))
+    assert cluster.asks("default")
+
+
+def test_a_guess_counts_until_the_worker_tells() -> None:
+    cluster = cluster_of()
+    group = cluster.groups["default"]
+    assert hits(cluster) is None
+    send(cluster, asks(1), "a")
+    assert hits(cluster) == [128, 0]
+    assert not group.shown.caches, "a guess tells nothing of costs"
+    send(cluster, asks(2), "a")
+    assert group.guessed_tokens == 128
+    assert group.views(Dispatch.POOL)[0].pending_prompt_tokens == 160 + 32
+    assert (group.prefixes.guessed, group.prefixes.told) == (1, False)
+    show(cluster, told(snapshot("full", 1), 4), worker_id="b")
+    assert hits(cluster) == [128, 64], "of each what is known of it"
+    show(cluster, told(snapshot("full", 1), 2))
+    assert hits(cluster) == [32, 64]
+    send(cluster, asks(3), "a")
+    assert hits(cluster) == [32, 64]
+    assert (group.prefixes.guessed, group.guessed_tokens) == (0, 128)
+
+
+def test_an_engine_with_the_plug_in_that_tells_no_blocks_caches_none() -> None:
+    cluster = cluster_of()
+    send(cluster, asks(1))
+    show(cluster, snapshot("full", 1))
+    assert hits(cluster) is None
+    send(cluster, asks(2))
+    assert hits(cluster) is None
+    cluster.apply(FeedStale("a"))
+    send(cluster, asks(3))
+    assert hits(cluster) is None
+
+
+def test_a_worker_that_is_down_is_guessed_anew() -> None:
+    cluster = cluster_of()
+    send(cluster, asks(1))
+    send(cluster, asks(2), "b")
+    cluster.apply(WorkerDown("a", "gone"))
+    cluster.apply(WorkerUp("a"))
+    assert hits(cluster) == [0, 128]
+
+
+def test_a_session_has_its_answer_too() -> None:
+    cluster = cluster_of()
+    hidden = session_content("alice", b"chat")
+    turns = [Request(token(i), "default", 160, content=hidden) for i in range(3)]
+    later = Request(token(9), "default", 5000, content=hidden)
+    send(cluster, turns[0])
+    assert hits(cluster, later) == [160, 0]
+    cluster.apply(Progressed(token(0), 40))
+    cluster.apply(Ended(token(0), Outcome.COMPLETED))
+    assert hits(cluster, later) == [200, 0]
+    send(cluster, turns[1])
+    cluster.apply(Progressed(token(1), 90))
+    cluster.apply(Ended(token(1), Outcome.ABORTED))
+    assert hits(cluster, later) == [160, 0], "how much of the answer it has kept is not known"
+
+
+def test_the_engines_own_metrics_bound_a_guess() -> None:
+    cluster = cluster_of()
+    cluster.apply(GaugesReceived("a", Gauges(1, kv_tokens=100), 1.0))
+    send(cluster, asks(1), "a")
+    assert hits(cluster) == [0, 0]
+    send(cluster, asks(2), "b")
+    assert hits(cluster) == [0, 128]
+    cluster.apply(GaugesReceived("b", Gauges(1, caches_prefixes=False), 1.0))
+    cluster.apply(GaugesReceived("a", None, 1.0))
+    assert hits(cluster) == [0, 0]
+    send(cluster, asks(3), "b")
+    assert hits(cluster) == [0, 0], "it caches no prefix"
+    cluster.apply(GaugesReceived("a", Gauges(1, caches_prefixes=False), 1.0))
+    assert hits(cluster) is None
     assert not cluster.asks("default")
 
 
