@@ -104,7 +104,7 @@ KNOWLEDGE = row(
 )
 
 PREFIXES = row(
-    "Prefix caches (of workers that tell what theirs hold)",
+    "Prefix caches",
     lines(
         "Prompt tokens that were cached",
         "Share of the prompt tokens of requests sent that their engine had in its prefix cache and "
@@ -148,6 +148,18 @@ PREFIXES = row(
         "Distinct blocks that the router knows of. Of each worker: the worker dashboard.",
         "short",
         of_group("evenstep_prefix_blocks", "max"),
+    ),
+    lines(
+        "Workers whose caches are guessed",
+        "Without the plug-in: by what they were sent. The share above leaves them out.",
+        "short",
+        of_group("evenstep_prefix_guessed_workers", "max"),
+    ),
+    lines(
+        "Prompt tokens guessed to be cached",
+        "Per second, of requests sent to these workers. No engine tells whether they were.",
+        "short",
+        rate("evenstep_prefix_guessed_tokens_total"),
     ),
     lines(
         "Blocks that were not noted",

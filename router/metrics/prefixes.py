@@ -31,7 +31,7 @@ PREFIX_ROWS: Sequence[Row[Group]] = (
         "evenstep_prefix_guessed_tokens_total",
         "Prompt tokens sent that only such a guess took for cached; they are in no other "
         "evenstep_prefix_ metric.",
-        lambda group: group.guessed_tokens,
+        lambda group: group.prefixes.guessed_tokens,
     ),
     Row(
         "evenstep_prefix_blocks_dropped_total",

@@ -103,6 +103,9 @@ class Prefixes:
     Args:
         most_blocks: bound of distinct blocks.
         most_answers: bound of requests whose answers are kept.
+
+    Attributes:
+        guessed_tokens: prompt tokens sent that only a guess took for cached.
     """
 
     def __init__(self, most_blocks: int = MOST_BLOCKS, most_answers: int = MOST_ANSWERS) -> None:
@@ -112,6 +115,7 @@ class Prefixes:
         self._index: BlockIndex | None = None  # made for the first worker that tells
         self._tellers: dict[str, _Teller] = {}
         self._guesses: dict[str, _Guess] = {}
+        self.guessed_tokens = 0
         self._mute: set[str] = set()  # their snapshots tell no blocks
         self._numbers: dict[int, Rows] = {}  # of workers, by size of block
         self._answers: dict[str, _Answer] = {}

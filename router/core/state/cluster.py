@@ -37,6 +37,7 @@ from router.core.events import (
     WorkerUp,
 )
 from router.core.request_watcher import RequestWatcher, Served
+from router.core.state import guesses
 from router.core.state.breaker import DEFAULTS, BreakerSettings
 from router.core.state.group import Group
 from router.core.state.prefill_worker import PrefillWorker
@@ -203,7 +204,9 @@ class Cluster:
             case WorkerUp() | WorkerDown() | EngineFailed():
                 self._apply_health(event)
             case GaugesReceived():
-                self._group_of[event.worker_id].read(event)
+                worker = self.worker(event.worker_id)
+                worker.read(event.gauges, event.received_s)
+                guesses.read(self._group_of[event.worker_id].prefixes, worker)
             case FeedStale():
                 self._group_of[event.worker_id].lose_feed(event.worker_id)
             case PowerTold():

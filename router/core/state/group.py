@@ -11,14 +11,14 @@ import numpy as np
 
 from router.core.energy.joules import Joules, PowerLevels
 from router.core.energy.levels import LevelFit
-from router.core.events import GaugesReceived, PowerTold, SnapshotReceived
+from router.core.events import PowerTold, SnapshotReceived
 from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import DEFAULT_CHUNK, Outlook, Running, WorkProfile
 from router.core.forecast.learned_profile import Shown, learned
 from router.core.forecast.look_ahead import LookAhead
 from router.core.prefix.hit_totals import HitRecord, HitTotals
 from router.core.prefix.prefixes import Prefixes
-from router.core.prefix.sent_prompts import MOST_TOKENS
+from router.core.state import guesses
 from router.core.state.barrier import StepLedger, StepShares, StepTotals
 from router.core.state.breaker import DEFAULTS, Breaker, BreakerSettings, may_open, review
 from router.core.state.own_steps import OwnSteps
@@ -29,16 +29,7 @@ from router.core.state.step_watch import ClosedStep, Said
 from router.core.state.worker import Worker
 from router.core.step_fit import FittedStepTime
 from router.core.step_time import StepTime
-from router.core.types import (
-    PAUSED,
-    Content,
-    Dispatch,
-    Hits,
-    PoolState,
-    Request,
-    WorkerSpec,
-    WorkerView,
-)
+from router.core.types import PAUSED, Dispatch, Hits, PoolState, Request, WorkerSpec, WorkerView
 
 
 class Group:
@@ -53,7 +44,6 @@ class Group:
         departures: requests that stopped running; the reader clears it.
         prefills: group of its prefill workers, once it has had any.
         prefixes: what its workers' snapshots tell of their prefix caches, or is guessed.
-        guessed_tokens: prompt tokens sent that only a guess took for cached.
         prefix_hits: what the live workers have cached of a prompt, instead; None: as told.
         prompt_budget: most prompt tokens of any worker in a step; None: the engines' own bound.
     """
@@ -74,7 +64,6 @@ class Group:
         self.prefixes = Prefixes()
         self.prefix_hits: Hits | None = None
         self._hit_record = HitRecord()
-        self.guessed_tokens = 0
         self.prompt_budget: int | None = None
         if serves is not None:
             serves.prefills = self
@@ -164,8 +153,7 @@ class Group:
         windows = [window for window in max(attended, default=()) if window]
         steps = self.every_step
         elsewhere = steps.entered > 0 and not steps.prompt_tokens
-        # A guess of what is cached is no evidence of what prompts cost.
-        told = self.prefix_hits is not None or self.prefixes.told
+        told = self.prefix_hits is not None or self.prefixes.told  # guesses tell no cost
         caches = told and not elsewhere
         shown = Shown(self.growth, chunk, caches=caches)
         if not windows:
@@ -190,16 +178,10 @@ class Group:
 
     @property
     def asks_for_content(self) -> bool:
-        """Whether it can use the ids of a request's content.
-
-        A worker tells what it has cached, or computes prompts and leaves it to be guessed.
-        """
-        if self.prefixes.told or any(map(self._guesses, self._live)):
+        """Whether it can use the ids of a request's content: caches are told or guessed."""
+        if self.prefixes.told or any(guesses.guessed(self.prefixes, one) for one in self._live):
             return True
         return self.prefills is not None and self.prefills.asks_for_content
-
-    def _guesses(self, worker: Worker) -> bool:
-        return worker.caches_unseen and self.prefixes.guesses(worker.spec.id)
 
     @property
     def hit_totals(self) -> HitTotals:
@@ -381,12 +363,6 @@ class Group:
         self._fed.add(event.worker_id)
         return self._ledger.complete(self._fed, state)
 
-    def read(self, event: GaugesReceived) -> None:
-        worker = self.workers[event.worker_id]
-        worker.read(event.gauges, event.received_s)
-        if not worker.caches_unseen and self.prefixes.guesses(event.worker_id):
-            self.prefixes.lost(event.worker_id)
-
     def take_power(self, told: PowerTold) -> None:
         """With a feed, the next snapshot carries it."""
         worker = self.workers[told.worker_id]
@@ -412,20 +388,12 @@ class Group:
         self.waiting -= 1
         self.held[request.tenant] += request.slots
         hits, cached = self._cached, None
-        guesses = self._guesses(worker)
-        told = self.prefix_hits is not None or self.prefixes.tells(worker.spec.id) or guesses
+        told = self.prefix_hits is not None or self.prefixes.tells(worker.spec.id)
+        told = told or guesses.guessed(self.prefixes, worker)
         if hits is not None and told and worker in self._live:
             cached = hits(request)[self._live.index(worker)]
-            self.guessed_tokens += cached * guesses
-        self.prefixes.sent(worker.spec.id, request)
-        if request.content is not None and guesses:
-            self._guess(worker, request.content, request.prompt_tokens, now_s)
+        guesses.sent(self.prefixes, worker, request, now_s, cached)
         worker.add(request, now_s, cached)
-
-    def _guess(self, worker: Worker, content: Content, tokens: int, now_s: float | None) -> None:
-        gauges = worker.foreign.gauges
-        most = (gauges.kv_tokens if gauges is not None else 0) or MOST_TOKENS
-        self.prefixes.guess(worker.spec.id, content, tokens, now_s, most)
 
     def withdraw(self, request: Request) -> None:
         """A waiting request goes to no worker."""
@@ -435,12 +403,8 @@ class Group:
     def leave(
         self, worker: Worker, request: Request, *, complete: bool, now_s: float | None
     ) -> None:
-        content = request.content
-        if complete and content is not None and content.session and self._guesses(worker):
-            known = sum(worker.served(request.id, complete=True))
-            self._guess(worker, content, known, now_s)
+        guesses.ended(self.prefixes, worker, request, complete=complete, now_s=now_s)
         worker.remove(request.id, complete=complete, now_s=now_s)
-        self.prefixes.ended(request.id)
         self.held[request.tenant] -= request.slots
         if not self.held[request.tenant]:
             del self.held[request.tenant]

@@ -154,12 +154,6 @@ class Worker:
         return self.live and self.feed is None
 
     @property
-    def caches_unseen(self) -> bool:
-        """Whether it computes prompts, and may cache them without telling."""
-        gauges = self.foreign.gauges
-        return self.spec.role != "decode" and (gauges is None or gauges.caches_prefixes)
-
-    @property
     def in_flight(self) -> int:
         return len(self._in_flight)
 

@@ -221,7 +221,7 @@ def test_a_guess_counts_until_the_worker_tells() -> None:
     assert hits(cluster) == [128, 0]
     assert not group.shown.caches, "a guess tells nothing of costs"
     send(cluster, asks(2), "a")
-    assert group.guessed_tokens == 128
+    assert group.prefixes.guessed_tokens == 128
     assert group.views(Dispatch.POOL)[0].pending_prompt_tokens == 160 + 32
     assert (group.prefixes.guessed, group.prefixes.told) == (1, False)
     show(cluster, told(snapshot("full", 1), 4), worker_id="b")
@@ -230,7 +230,7 @@ def test_a_guess_counts_until_the_worker_tells() -> None:
     assert hits(cluster) == [32, 64]
     send(cluster, asks(3), "a")
     assert hits(cluster) == [32, 64]
-    assert (group.prefixes.guessed, group.guessed_tokens) == (0, 128)
+    assert (group.prefixes.guessed, group.prefixes.guessed_tokens) == (0, 128)
 
 
 def test_an_engine_with_the_plug_in_that_tells_no_blocks_caches_none() -> None:

@@ -1,0 +1,54 @@
+"""Of which workers the prefix caches are guessed, and what requests leave in them."""
+
+from __future__ import annotations
+
+from router.core.prefix.prefixes import Prefixes
+from router.core.prefix.sent_prompts import MOST_TOKENS
+from router.core.state.worker import Worker
+from router.core.types import Request
+
+
+def guessed(prefixes: Prefixes, worker: Worker) -> bool:
+    """Whether it computes prompts, and may cache them without telling."""
+    return worker.spec.role != "decode" and _caches(worker) and prefixes.guesses(worker.spec.id)
+
+
+def _caches(worker: Worker) -> bool:
+    gauges = worker.foreign.gauges
+    return gauges is None or gauges.caches_prefixes
+
+
+def sent(
+    prefixes: Prefixes, worker: Worker, request: Request, now_s: float | None, cached: int | None
+) -> None:
+    """A request leaves for a worker that has so much of its prompt cached, if known."""
+    prefixes.sent(worker.spec.id, request)
+    if guessed(prefixes, worker):
+        prefixes.guessed_tokens += cached or 0
+        _leaves(prefixes, worker, request, request.prompt_tokens, now_s)
+
+
+def ended(
+    prefixes: Prefixes, worker: Worker, request: Request, *, complete: bool, now_s: float | None
+) -> None:
+    """A request ends, and the worker still counts it: a session goes on with the whole answer."""
+    prefixes.ended(request.id)
+    content = request.content
+    if complete and content is not None and content.session and guessed(prefixes, worker):
+        tokens = sum(worker.served(request.id, complete=True))
+        _leaves(prefixes, worker, request, tokens, now_s)
+
+
+def read(prefixes: Prefixes, worker: Worker) -> None:
+    """Its gauges are new: an engine that caches nothing has nothing cached."""
+    if not _caches(worker) and prefixes.guesses(worker.spec.id):
+        prefixes.lost(worker.spec.id)
+
+
+def _leaves(
+    prefixes: Prefixes, worker: Worker, request: Request, tokens: int, now_s: float | None
+) -> None:
+    gauges = worker.foreign.gauges
+    most = (gauges.kv_tokens if gauges is not None else 0) or MOST_TOKENS
+    if request.content is not None:
+        prefixes.guess(worker.spec.id, request.content, tokens, now_s, most)
