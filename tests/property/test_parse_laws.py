@@ -74,7 +74,7 @@ def test_a_policy_that_reads_the_hidden_length_cannot_exist(
 def test_every_object_is_read(body: dict[str, Any]) -> None:
     body["model"] = "tiny"
     asked = body.get("n"), body.get("best_of")
-    prompts = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
+    prompts = max(1, len(body["prompt"])) if isinstance(body.get("prompt"), list) else 1
     try:
         request = parse(json.dumps(body).encode())
     except InvalidRequestError as error:
