@@ -150,9 +150,7 @@ MEMORY = row(
         "Most that the router tells engines (--prompt-budget), and the least that engines keep to; "
         "0 where one keeps to no such bound, as it takes none or a rank was not told.",
         "short",
-        Query(
-            f"sum by (group, by) (evenstep_prompt_budget_tokens{{{GROUP}}})", "{{group}} {{by}}"
-        ),
+        Query(f"sum by (group, by) (evenstep_prompt_budget_tokens{{{GROUP}}})", "{{group}} {{by}}"),
     ),
     lines(
         "Held at the engine's door",
