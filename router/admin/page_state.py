@@ -211,7 +211,7 @@ def _rule(group: Group, decider: Decider | None, policy: str | None) -> Rule | N
         return None
     stats, ahead = decider.stats, decider.look_ahead
     chosen = ahead.parameters if ahead else None
-    name = policy if group.serves is None else "least_tokens"
+    name = policy if group.serves is None else "least_prefill"
     return Rule(
         policy=name,
         summary=POLICIES[name].summary,

@@ -57,8 +57,11 @@ class PrefillWorker(Worker):
 
     @property
     def load_tokens(self) -> int:
-        """Prompt tokens still to be computed, without other clients': gauges show only KV."""
-        return self._known_tokens()
+        """Prompt tokens still to be computed, without those it has cached.
+
+        Gauges show only KV, so without a feed other clients' do not count.
+        """
+        return self._pending_prompt_tokens()
 
     def add(self, request: Request, now_s: float | None, cached_tokens: int | None) -> None:
         """Count one slot: a prompt is computed once, whatever ``n`` is."""
@@ -121,6 +124,7 @@ class PrefillWorker(Worker):
             capacity=int(wants and not self.refusing and self._has_memory()),
             waiting=self.feed.waiting if self.feed else 0,
             kv_usage=self.feed.kv_usage if self.feed else 0.0,
+            pending_prompt_tokens=left,
         )
 
     def _known_tokens(self) -> int:
@@ -141,4 +145,4 @@ class PrefillWorker(Worker):
         shown = self.feed or self.foreign.gauges
         told = round(shown.kv_usage * self.kv_tokens) if shown else 0
         own = self.kept_tokens + super()._known_tokens()
-        return max(own - sum(self._handed_out.values()), min(own, told + self.load_tokens))
+        return max(own - sum(self._handed_out.values()), min(own, told + self._known_tokens()))

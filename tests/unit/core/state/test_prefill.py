@@ -1,5 +1,8 @@
 """Prefill workers: how busy they are, what they keep, and for how long."""
 
+import asyncio
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -16,11 +19,15 @@ from router.core.events import (
     WorkerDown,
     WorkerUp,
 )
+from router.core.policies.baselines import PerRequest, fcfs
+from router.core.prefix.ids import ID_BYTES, chain, seed
 from router.core.state.cluster import Cluster
 from router.core.state.foreign_load import Gauges
 from router.core.state.prefill_worker import MEMORY_SHARE, PrefillWorker
-from router.core.types import Dispatch, KvGroup, Outcome, Phase, Request, WorkerSpec
+from router.core.types import Content, Dispatch, KvGroup, Outcome, Phase, Request, WorkerSpec
+from router.dispatch.dispatcher import Dispatcher
 from tests.support.core import running, snapshot
+from tests.support.dispatching import dispatch_settings
 
 P = "default/prefill"
 
@@ -132,6 +139,40 @@ def test_snapshots_tell_what_is_left_to_compute() -> None:
     made.apply(SnapshotReceived("p", shown, 0.0))
     assert (worker(made).load_tokens, capacity(made)) == (90, 1)
     assert all(totals.steps == 0 for totals in made.groups[P].totals.values())  # no barrier
+
+
+@pytest.mark.parametrize(("others", "chosen"), [(0, "p"), (100, "p"), (140, "q")])
+def test_a_prompt_goes_where_least_is_left_to_compute(others: int, chosen: str) -> None:
+    """That is what is pending there, and what is not cached there of the prompt."""
+    specs = [WorkerSpec(each, f"http://{each}", role="prefill") for each in "pq"]
+    specs.append(WorkerSpec("d", "http://d"))
+    dispatcher = Dispatcher(
+        Cluster(specs),
+        lambda: PerRequest(fcfs),
+        lambda: PerRequest(fcfs),
+        dispatch_settings(),
+        float,
+    )
+    for spec in specs:
+        dispatcher.apply(WorkerUp(spec.id))
+    pieces = chain(range(160), seed())
+    empty = msgspec.structs.replace(snapshot("full", 1), cache_block=16)
+    holds = msgspec.structs.replace(empty, blocks_stored=pieces[: ID_BYTES * 10])
+    asked = Request(name(9), P, 160, content=Content(pieces=pieces))
+    dispatcher.apply(SnapshotReceived("p", holds, 0.0))
+    dispatcher.apply(SnapshotReceived("q", empty, 0.0))
+    made = dispatcher.cluster
+    # It finds 144 of its 160 tokens, as the last token is computed in any case.
+    made.apply(Arrived(replace(asked, id=name(8))))
+    made.apply(Dispatched(name(8), "p"))
+    assert worker(made).load_tokens == 16
+    if others:
+        send(made, 1, others)
+
+    async def submit() -> str:
+        return (await dispatcher.submit(asked)).id
+
+    assert asyncio.run(submit()) == chosen
 
 
 def test_kv_is_kept_until_it_is_fetched() -> None:
