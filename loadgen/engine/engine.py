@@ -10,9 +10,10 @@ last token yields the first output token. With a prefix cache, a request compute
 not find there, and always its last token.
 
 The KV of a prompt on another engine (``EngineRequest.fetch``) is fetched as in vLLM 0.32: once the
-request is first in the queue and a slot and memory are free. It waits with its memory but without a
-slot, and enters before all without memory. A step costs per event (an entry, an end, a computed
-prompt), not per running request, except with drafts or paused requests.
+request is first in the queue and a slot and memory are free, but for the blocks that are cached
+here. It waits with its memory but without a slot, and enters before all without memory. A step
+costs per event (an entry, an end, a computed prompt), not per running request, except with drafts
+or paused requests.
 """
 
 from collections.abc import Hashable, Sequence, Set

@@ -135,8 +135,11 @@ class Fetch:
         self._source = source if tokens else None
         self._kv_id = kv_id
         self._arrived = False
-        self.seconds = time.seconds(tokens) if tokens else 0.0
-        """KV that is gone fails at once."""
+        self._time = time if tokens else None
+
+    def seconds(self, tokens: int) -> float:
+        """Duration for the tokens that are not cached where they go; gone KV fails at once."""
+        return 0.0 if self._time is None else self._time.seconds(tokens)
 
     def end(self) -> bool:
         """End a transfer; return whether the KV was there."""

@@ -67,13 +67,13 @@ class KvMemory:
         cache, tokens = self.prefix_cache, request.load_tokens
         blocks, found = self.layers.blocks(tokens), []
         room = self.available - watermark
-        if cache is not None and request.fetch is None:
+        if cache is not None:
             found = cache.find(request.chain, self._most_hits(tokens))
             room += self.layers.full * sum(block.holders > 0 for block in found)
         if blocks > room:
             return False
         hits = len(found) * self.layers.block_tokens
-        if cache is not None and request.fetch is None:
+        if cache is not None:
             cache.hold(found)
             request.blocks += found
             if not request.preemptions:
@@ -81,8 +81,7 @@ class KvMemory:
                 cache.hit_tokens += hits
                 request.cached_tokens = hits
         self.take(blocks - len(found) * self.layers.full)
-        if request.fetch is None:
-            request.prefill_left = tokens - hits
+        request.prefill_left = tokens - hits
         return True
 
     def store(self, request: EngineRequest) -> None:

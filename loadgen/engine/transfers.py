@@ -29,9 +29,9 @@ class Transfers:
         self._recompute = recompute
 
     def begin(self, request: EngineRequest, now_s: float) -> None:
-        """Begin the transfer of a request that has its memory."""
+        """Begin the transfer of what a request that has its memory did not find here."""
         assert request.fetch is not None
-        request.fetched_s = now_s + request.fetch.seconds
+        request.fetched_s = now_s + request.fetch.seconds(request.prefill_left)
         self.tokens += request.load_tokens
         self.moving.append(request)
 
@@ -49,7 +49,7 @@ class Transfers:
             arrived = fetch.end()
             self.failed_total += not arrived
             if arrived or self._recompute:
-                request.prefill_left = 0 if arrived else request.load_tokens
+                request.prefill_left *= not arrived
                 self.ready.append(request)
             else:
                 failed.append(request)

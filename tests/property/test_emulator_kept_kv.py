@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from loadgen.engine.engine import Engine
 from loadgen.engine.kv_handoff import Fetch, KeptKv, TransferTime
+from loadgen.engine.prefix_cache import PrefixCache
 from loadgen.engine.request import EngineRequest
 
 KV_TOKENS = 60
@@ -212,6 +213,26 @@ def test_kv_that_is_claimed_outlives_its_lease() -> None:
     assert prefill.kept.expire(106.0) == 1
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_only_what_is_not_cached_here_is_fetched(*, gone: bool) -> None:
+    prefill, _, request = handed()
+    cache = PrefixCache()
+    decode = Engine(2, 100, block_tokens=5, chunk=50, recompute=True, prefix_cache=cache)
+    decode.add(EngineRequest("before", 15, 1, chain=("a", "b", "c")))
+    decode.schedule()
+    decode.advance()
+    request.chain = ("a", "b", "c", "d")
+    decode.add(request)
+    decode.schedule(1.0)
+    assert request.fetched_s == 1.0 + TRANSFER.seconds(20 - 15)
+    if gone:
+        prefill.die(1.5)
+    schedule = decode.schedule(2.0)
+    assert schedule.prefill_tokens == (5 if gone else 0)
+    assert [r.id for r in decode.running] == ["d"]
+    assert decode.used_tokens == 20
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 def test_kv_that_is_gone_fails_the_request_or_is_computed_again(recompute: bool) -> None:
     prefill, _, request = handed()
@@ -231,7 +252,7 @@ def test_kv_that_expired_or_never_was_fails_at_once() -> None:
     kept.keep("p", 5, 0.0)
     for source, id_, now_s in ((kept, "p", LEASE_S), (kept, "q", 0.0), (None, "p", 0.0)):
         fetch = Fetch(source, id_, TRANSFER, now_s)
-        assert fetch.seconds == 0.0
+        assert fetch.seconds(9) == 0.0
         assert not fetch.end()
     assert (kept.expired_total, kept.tokens) == (1, 0)
 
@@ -240,7 +261,7 @@ def test_outputs_of_one_prompt_share_what_arrived() -> None:
     kept = KeptKv(LEASE_S)
     kept.keep("p", 5, 0.0)
     fetch = Fetch(kept, "p", TRANSFER, 1.0)
-    assert fetch.seconds == pytest.approx(1.0)
+    assert fetch.seconds(5) == pytest.approx(1.0)
     assert (fetch.end(), fetch.end()) == (True, True)
     fetch.cancel()
     fetch.die(2.0)
