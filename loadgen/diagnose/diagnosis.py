@@ -100,6 +100,7 @@ def report(diagnosis: Diagnosis, compared: Comparison | None = None) -> dict[str
         "waiting": asdict(found.waiting),
         "load": asdict(found.load),
         "memory": asdict(found.memory),
+        "caches": asdict(found.caches),
         "simulation": seen and {"mode": seen.mode, "requests": seen.requests, "steps": seen.steps},
         "simulation_error": diagnosis.simulation_error,
         "policies": [

@@ -30,14 +30,20 @@ def diagnosis_table(diagnosis: Diagnosis, compared: Comparison | None) -> Render
         table,
     ]
     if diagnosis.prospects is not None:
-        head = ("predicted (* in force)", *_COLUMNS, "J/token, model")
-        policies = plain_table(*head)
+        caching = any(each.caching for each in diagnosis.prospects.all)
+        more = ("cached", "TTFT, s") if caching else ("J/token, model",)
+        policies = plain_table("predicted (* in force)", *_COLUMNS, *more)
         measured = diagnosis.found.waiting.figures
         assert measured is not None  # Otherwise nothing is simulated.
-        policies.add_row("measured now", *_cells(measured), style="bold")
+        caches = diagnosis.found.caches
+        found = [f"{caches.cached_share:.1%}", number(caches.ttft_s, 3)] if caching else []
+        policies.add_row("measured now", *_cells(measured), *found, style="bold")
         for each in diagnosis.prospects.all:
             name = f"{each.name} *" if each.current else each.name
-            policies.add_row(name, *_cells(each.predicted), number(each.energy_j_per_token))
+            found = [number(each.energy_j_per_token)]
+            if each.caching is not None:
+                found = [f"{each.caching.cached_share:.1%}", number(each.caching.ttft_s, 3)]
+            policies.add_row(name, *_cells(each.predicted), *found)
         parts += [Text(), policies]
     if compared is not None:
         switch = f"After the switch from {compared.before or 'another balancer'} to "

@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 
 from loadgen.diagnose.analysis.findings import Figures, Findings
-from loadgen.diagnose.analysis.prospects import Mode
+from loadgen.diagnose.analysis.prospects import Caching, Mode
 from loadgen.diagnose.analysis.window import Window
 from router.core.forecast.forecast import Floats, Ints
 from router.core.step_time import StepTime
@@ -33,6 +33,7 @@ class Outcome:
 
     figures: Figures
     energy_j_per_token: float
+    caching: Caching | None = None
 
     @classmethod
     def of(

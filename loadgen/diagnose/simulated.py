@@ -3,7 +3,8 @@
 The simulation repeats the requests that ended in the window, on the recorded workers and slots, at
 the fitted step time. Where requests waited, it keeps as many in the system as the recording had.
 Else each arrives at its recorded time; those from before the window come at its end. Where workers
-compute prompts, whole engines are simulated, else their decode steps alone.
+compute prompts, whole engines are simulated, with prefix caches if the recording tells what prompts
+share; else their decode steps alone.
 """
 
 import math
@@ -14,7 +15,7 @@ from itertools import count, cycle, islice
 import numpy as np
 
 from loadgen.diagnose.analysis.findings import Findings
-from loadgen.diagnose.analysis.prospects import Prospect, Prospects
+from loadgen.diagnose.analysis.prospects import Caching, Prospect, Prospects
 from loadgen.diagnose.analysis.window import Window
 from loadgen.diagnose.setting import Outcome, Setting, setting_of
 from loadgen.model.power_model import PowerModel
@@ -71,6 +72,7 @@ def prospects(
             outcome.figures,
             measured.scaled(outcome.figures, current.figures) if current else outcome.figures,
             outcome.energy_j_per_token,
+            outcome.caching,
         )
         for (policy, dispatch), outcome in outcomes.items()
     ]
@@ -98,9 +100,9 @@ def _decode_steps(setting: Setting, policy: str, dispatch: Dispatch, seed: int) 
         knowledge=Knowledge.parse(_LOOKAHEAD if POLICIES[policy].looks_ahead else "none"),
         step_time=setting.decode_time,
     )
-    stream: Stream = TimedStream(_in_a_circle(setting.window))
+    stream: Stream = TimedStream(job for job, _ in _in_a_circle(setting.window))
     if setting.mode == "full":
-        rows = [lengths for _, lengths in setting.window.parts]
+        rows = [part.lengths for part in setting.window.parts]
         stream = ClosedStream(cycle(rows), setting.clients)
     records = simulate(config, stream=stream, keep_records=True).records
     assert records is not None
@@ -113,13 +115,19 @@ def _decode_steps(setting: Setting, policy: str, dispatch: Dispatch, seed: int) 
 
 
 def _whole_engines(setting: Setting, policy: str, dispatch: Dispatch, seed: int) -> Outcome:
-    """The engines compute the share of each prompt that they computed in the recording."""
-    window, cost, computed = setting.window, setting.step_time, setting.window.computed_share
+    """The engines cache prefixes where the recording tells what prompts share.
+
+    Elsewhere they compute the share of each prompt that they computed in the recording.
+    """
+    window, cost = setting.window, setting.step_time
+    block_tokens = window.block_tokens
+    computed = window.computed_share if block_tokens is None else 1.0
     steps = setting.warmup + setting.steps
     requests = setting.clients + math.ceil(len(window.parts) * steps / window.steps)
     jobs = list(islice(_in_a_circle(window), requests))
     rows = tuple(
-        TraceRequest(each.prompt_tokens, each.output_tokens, each.arrival_s) for each in jobs
+        TraceRequest(job.prompt_tokens, job.output_tokens, job.arrival_s, blocks, block_tokens or 1)
+        for job, blocks in jobs
     )
     full = setting.mode == "full"
     budget = math.ceil(int(window.prompts.max()) / computed)
@@ -130,8 +138,8 @@ def _whole_engines(setting: Setting, policy: str, dispatch: Dispatch, seed: int)
         requests=requests,
         workers=setting.workers,
         slots=setting.slots,
-        kv_tokens=_UNBOUNDED,
-        block_tokens=1,
+        kv_tokens=_UNBOUNDED if block_tokens is None else _memory(window, block_tokens),
+        block_tokens=block_tokens or 1,
         batch_tokens=budget + setting.slots,
         prompt_budget=budget,
         step_time=replace(cost, per_prompt_token_s=computed * cost.per_prompt_token_s),
@@ -141,25 +149,41 @@ def _whole_engines(setting: Setting, policy: str, dispatch: Dispatch, seed: int)
         warmup=setting.warmup / steps,
         seed=seed,
     )
-    records = simulate_serving(config, keep_records=True).records
+    result = simulate_serving(config, keep_records=True)
+    records = result.records
     assert records is not None
     waited_s = records.seconds[:, None] - records.needed_s
     work_s = np.maximum(records.needed_s - cost.base_s, 1e-12)
     watts = PowerModel().watts(work_s / work_s.max(axis=1, keepdims=True))
-    return Outcome.of(records.seconds, records.loads, waited_s, records.tokens, watts)
+    outcome = Outcome.of(records.seconds, records.loads, waited_s, records.tokens, watts)
+    if block_tokens is None:
+        return outcome
+    return replace(outcome, caching=Caching(result.prefix_hit_share, result.ttft_mean_s))
+
+
+def _memory(window: Window, block_tokens: int) -> int:
+    """KV tokens of a worker; each recorded request fits."""
+    told = [each.kv_tokens for each in window.workers if each.kv_tokens]
+    longest = max(sum(part.lengths) for part in window.parts)
+    return max(min(told, default=_UNBOUNDED), longest + block_tokens)
 
 
 def recorded_lengths(window: Window) -> TraceLengths:
     """The lengths of the window's engine requests."""
-    rows = tuple(TraceRequest(*lengths) for _, lengths in window.parts)
+    rows = tuple(TraceRequest(*part.lengths) for part in window.parts)
     return TraceLengths.of(Trace("recorded", "recording", rows))
 
 
-def _in_a_circle(window: Window) -> Iterator[Job]:
-    """Repeated without end; arrivals from before the window come at its end."""
+def _in_a_circle(window: Window) -> Iterator[tuple[Job, tuple[int, ...]]]:
+    """Repeated without end; arrivals from before the window come at its end.
+
+    With the numbers of the prompts' blocks, which are others in each turn.
+    """
     length_s = window.elapsed_s
-    timed = sorted((at_s % length_s, lengths) for at_s, lengths in window.parts)
+    timed = sorted(part._replace(arrival_s=part.arrival_s % length_s) for part in window.parts)
+    others = 1 + max((number for part in timed for number in part.blocks), default=0)
     numbers = count()
     for turn in count():
-        for at_s, lengths in timed:
-            yield Job(next(numbers), *lengths, turn * length_s + at_s)
+        for at_s, lengths, blocks in timed:
+            job = Job(next(numbers), *lengths, turn * length_s + at_s)
+            yield job, tuple(turn * others + number for number in blocks)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from loadgen.diagnose.analysis.findings import Barrier, Findings, Memory, Waiting
+from loadgen.diagnose.analysis.findings import Barrier, Caches, Findings, Memory, Waiting
 from loadgen.diagnose.analysis.prospects import Prospects
 from loadgen.diagnose.analysis.verdict import Word, memory_short, too_little, unsteady
 from loadgen.diagnose.diagnosis import EXTRAPOLATED, Diagnosis
@@ -20,6 +20,9 @@ HEADLINES = {
 }
 
 
+# Below this share of the tokens, what caches would find is not worth a word.
+_HARDLY = 0.03
+
 _UNKNOWN_POWER = (
     "Unknown: too few workers tell their power, and modelling it takes --power-levels of the "
     "router and a known idle share. The plug-in tells it on GPUs; without the plug-in evenstep "
@@ -36,6 +39,8 @@ def answers(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     yield "How much is waiting?", _waiting(found.waiting, found.barrier)
     yield "Is KV memory short?", _memory(found.memory)
     yield "Is there load enough?", _load(found)
+    if found.caches.cached_share is not None:
+        yield "Prefix caches?", _caches(diagnosis, found.caches, found.caches.cached_share)
     if diagnosis.prospects is not None:
         yield "What is simulated?", _simulation(diagnosis, diagnosis.prospects)
     if diagnosis.extra_tok_s is not None:
@@ -106,6 +111,32 @@ def _load(found: Findings) -> str:
         f"{load.waiting:,.1f} on average. {load.completed:,} got their answer, {load.failed:,} did "
         f"not.{steady}"
     )
+
+
+def _caches(diagnosis: Diagnosis, caches: Caches, cached_share: float) -> str:
+    said = f"{cached_share:.1%} of the prompts' tokens were found (recorded)."
+    if caches.block_tokens is None:
+        why = "the blocks of most prompts were not recorded."
+        if not caches.told:
+            why = "no worker tells its cache. vLLM's prefix caching and the plug-in do that."
+        if diagnosis.window.source == "observe":
+            why = "only evenstep serve records which prompts begin alike."
+        return f"{said} What another policy would find is not known: {why}"
+    seen = diagnosis.prospects
+    found = {row: row.caching for row in (seen.all if seen else ()) if row.caching is not None}
+    if not found:
+        return f"{said} What another policy would find was not simulated."
+    most = max(caching.cached_share for caching in found.values())
+    if most < _HARDLY:
+        return f"{said} Prompts share too little: no policy would find more than {most:.1%}."
+    soonest = min(found, key=lambda row: found[row].ttft_s)
+    told = [row for row in found if row.current or row in (diagnosis.advice, soonest)]
+    simulated = "; ".join(
+        f"{row.name}{' (in force)' * row.current} {found[row].cached_share:.1%}, TTFT "
+        f"{found[row].ttft_s:.3g} s"
+        for row in told
+    )
+    return f"{said} Simulated: {simulated}."
 
 
 def _simulation(diagnosis: Diagnosis, seen: Prospects) -> str:

@@ -34,7 +34,7 @@ class TraceRequest:
 
     Attributes:
         arrival_s: None where the trace has lengths only.
-        blocks: ids of the prompt's blocks of ``BLOCK_TOKENS``; an id stands for all of the prompt
+        blocks: ids of the prompt's blocks of ``block_tokens``; an id stands for all of the prompt
             up to its block's end. Empty where the trace has none.
     """
 
@@ -42,6 +42,7 @@ class TraceRequest:
     output_tokens: int
     arrival_s: float | None = None
     blocks: tuple[int, ...] = ()
+    block_tokens: int = BLOCK_TOKENS
 
 
 def _whole(field: object) -> int:

@@ -76,7 +76,7 @@ def add_recording(
 
     @app.get("/recording")
     async def recording(seconds: Seconds = 60.0) -> Response:
-        """Steps and requests from now on, lengths and times alone, as --record writes them."""
+        """Steps and requests from now on, without texts, as --record writes them."""
         stream = streams.open(_ROOM + 1)
         listener = recorder.listen(room_bytes)
         task = asyncio.create_task(_pass_on(listener, stream, seconds))

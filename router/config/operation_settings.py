@@ -82,7 +82,8 @@ class OperationSettings(SettingGroup):
     )
     record: str | None = setting(
         None,
-        "File for a recording of lengths and times, without text; --trace and diagnose read it. "
+        "File for a recording of lengths, times and which prompts begin alike, without text; "
+        "--trace and diagnose read it. "
         "A name that ends in .gz is compressed. Each start replaces the file.",
         metavar="FILE",
     )

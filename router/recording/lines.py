@@ -1,11 +1,14 @@
 """Recordings as JSON lines: lengths and times of steps and requests, without texts and ids.
 
+Of prompts they have numbers that tell which ones begin alike (``block_numbers``).
+
 The header comes first, other lines as they happen. Unknown keys are ignored; another schema is
 rejected.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Annotated, Literal
 
 import msgspec
@@ -19,12 +22,16 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
 
 
 class RecordedWorker(msgspec.Struct, frozen=True):
-    """A worker; slots and memory are None until its engine has reported them."""
+    """A worker; slots and memory are None until its engine has reported them.
+
+    ``block_tokens``: of a numbered block of its requests; None: it tells no prefix cache.
+    """
 
     id: str
     rank: int | None = None
     slots: int | None = None
     kv_tokens: int | None = None
+    block_tokens: int | None = None
 
 
 class RecordedGroup(msgspec.Struct, frozen=True):
@@ -68,6 +75,7 @@ class WorkerLine(msgspec.Struct, frozen=True):
     kv_tokens: int | None
     rank: int | None = None
     lockstep: bool | None = None
+    block_tokens: int | None = None
 
 
 class StepLine(msgspec.Struct, frozen=True, gc=False):
@@ -126,6 +134,9 @@ class RequestLine(msgspec.Struct, frozen=True, gc=False):
         output_tokens: of all its engine requests together, as far as known.
         outcome: an ``Outcome``, or "lost" if an observer did not see its end.
         slots: engine requests that it became.
+        blocks: runs of numbers (``BlockNumbers``) of the prompt's full blocks, as far as they are
+            known; equal numbers stand for equal prompts up to the block's end. Without a content
+            or a cache that is known there are none.
     """
 
     request: int
@@ -139,6 +150,15 @@ class RequestLine(msgspec.Struct, frozen=True, gc=False):
     output_tokens: Count
     outcome: str
     slots: Annotated[int, msgspec.Meta(ge=1)] = 1
+    blocks: list[Count] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def block_numbers(self) -> Iterator[int]:
+        """The numbers one by one."""
+        runs = self.blocks or ()
+        pairs = zip(runs[::2], runs[1::2], strict=False)
+        numbers = chain.from_iterable(range(first, first + more) for first, more in pairs)
+        return islice(numbers, self.prompt_tokens)
 
     @property
     def outputs(self) -> Iterator[int]:
@@ -343,7 +363,7 @@ def _with_worker(header: Header, line: WorkerLine) -> Header:
     workers = {each.id: each for each in group.workers}
     before = workers.get(line.worker) or RecordedWorker(line.worker, line.rank)
     workers[line.worker] = msgspec.structs.replace(
-        before, slots=line.slots, kv_tokens=line.kv_tokens
+        before, slots=line.slots, kv_tokens=line.kv_tokens, block_tokens=line.block_tokens
     )
     changed = RecordedGroup(group.lockstep, tuple(workers.values()))
     return msgspec.structs.replace(header, groups={**header.groups, line.group: changed})

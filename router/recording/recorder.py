@@ -1,10 +1,13 @@
 """Turns what a router sees into recording lines, for any number of listeners."""
 
+from array import array
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, field
 from functools import partial
 from importlib.metadata import version
 from typing import Literal
+
+from msgspec import UNSET, UnsetType
 
 from router.core.energy.joules import PowerLevels
 from router.core.request_watcher import Served
@@ -13,6 +16,7 @@ from router.core.state.group import Group
 from router.core.state.step_watch import ClosedStep
 from router.core.state.worker import Worker
 from router.core.types import Outcome, Request
+from router.recording.block_numbers import BlockNumbers
 from router.recording.lines import (
     DroppedLine,
     Header,
@@ -29,6 +33,8 @@ from router.recording.lines import (
 # About ten minutes of a group of 64 workers.
 ROOM_BYTES = 16 << 20
 _LOOK_S = 1.0
+# Smaller blocks are numbered several together.
+_BLOCK_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,7 @@ class Recorder:
         self._started_s = clock()
         self._listeners: list[Listener] = []
         self._times: dict[str, _Times] = {}
+        self._blocks = BlockNumbers()
         self._requests = 0
         self._known: dict[str, RecordedWorker] = {}
         self._columns: dict[str, _Columns] = {}
@@ -138,6 +145,7 @@ class Recorder:
         if not self._listeners:
             self._cluster.watchers.remove(self)
             self._times.clear()
+            self._blocks = BlockNumbers()
             self._columns.clear()
             for group in self._cluster.groups.values():
                 group.watch(None)
@@ -159,6 +167,7 @@ class Recorder:
         times_s: tuple[float, float | None, float | None],
         outcome: str,
         slots: int = 1,
+        blocks: list[int] | UnsetType = UNSET,
     ) -> None:
         """Record a request that ends now.
 
@@ -178,6 +187,7 @@ class Recorder:
             output_tokens=tokens[1],
             outcome=outcome,
             slots=slots,
+            blocks=blocks,
         )
         self._requests += 1
         self._record(line)
@@ -198,7 +208,18 @@ class Recorder:
         dispatched_s = None if times is None or served is None else times.dispatched_s
         first_byte_s = None if times is None else times.first_byte_s
         times_s = request.arrival_s, dispatched_s, first_byte_s
-        self.served(request.group, name, (prompt, output), times_s, outcome.value, request.slots)
+        blocks = UNSET if name is None else self._blocks_of(request, name)
+        counts = (prompt, output)
+        self.served(request.group, name, counts, times_s, outcome.value, request.slots, blocks)
+
+    def _blocks_of(self, request: Request, worker_id: str) -> list[int] | UnsetType:
+        prefixes = self._cluster.groups[request.group].prefixes
+        block_tokens = prefixes.block_tokens(worker_id)
+        if block_tokens is None or request.content is None:
+            return UNSET
+        together = _together(block_tokens)
+        ids = array("Q", prefixes.blocks(worker_id, request))
+        return self._blocks.runs(ids[together - 1 :: together])
 
     # steps and workers
 
@@ -224,11 +245,15 @@ class Recorder:
             columns = self._columns[group.name].workers
             columns += [worker_id for worker_id in group.workers if worker_id not in columns]
             for worker in group.workers.values():
-                known = _described(worker, self._known.get(worker.spec.id))
+                block_tokens = group.prefixes.block_tokens(worker.spec.id)
+                known = _described(worker, self._known.get(worker.spec.id), block_tokens)
                 if self._known.get(known.id) != known:
                     self._known[known.id] = known
                     reported = known.slots, known.kv_tokens, known.rank
-                    self._record(WorkerLine(known.id, group.name, *reported, group.lockstep))
+                    line = WorkerLine(
+                        known.id, group.name, *reported, group.lockstep, known.block_tokens
+                    )
+                    self._record(line)
 
     def _record(self, line: Line) -> None:
         encoded, needed = encode(line), isinstance(line, WorkerLine | PolicyLine)
@@ -236,11 +261,21 @@ class Recorder:
             listener.put(encoded, needed=needed)
 
 
-def _described(worker: Worker, before: RecordedWorker | None) -> RecordedWorker:
+def _together(block_tokens: int) -> int:
+    """How many blocks of an engine are numbered as one."""
+    return max(1, _BLOCK_TOKENS // block_tokens)
+
+
+def _described(
+    worker: Worker, before: RecordedWorker | None, block_tokens: int | None
+) -> RecordedWorker:
     """The worker's current data; its last report holds while it is silent."""
     spec, feed = worker.spec, worker.feed
     slots = before.slots if before else None
     kv_tokens = before.kv_tokens if before else None
     if feed is not None and not feed.full_wanted:
         slots, kv_tokens = feed.slots, feed.kv_tokens or None
-    return RecordedWorker(spec.id, spec.rank, spec.slots or slots, kv_tokens)
+    numbered = before.block_tokens if before else None
+    if block_tokens is not None:
+        numbered = block_tokens * _together(block_tokens)
+    return RecordedWorker(spec.id, spec.rank, spec.slots or slots, kv_tokens, numbered)

@@ -6,8 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.diagnosed import Emulated, diagnosed, listen, observed, under_load
-from tests.support.fleet import running_fleet
+from tests.support.diagnosed import (
+    Emulated,
+    diagnose,
+    diagnosed,
+    listen,
+    made_conversations,
+    observed,
+    under_load,
+)
+from tests.support.fleet import running_fleet, worker_flags
+from tests.support.replays import run_replay
+from tests.support.server import running_router
 
 # Slow enough for a busy machine: a late router balances worse than the simulated one.
 CLUSTER = Emulated(time_scale=3.0, warm_steps=160)
@@ -35,6 +45,29 @@ def test_an_uneven_cluster_and_an_even_one_after_the_switch(tmp_path: Path) -> N
     assert second["waiting"]["idle_share"] < first["waiting"]["idle_share"] / 2
     for figure in ("idle_share", "imbalance_tokens"):
         assert abs(changes[figure]["gain_error"]) < 0.2, changes
+
+
+def test_conversations_on_workers_that_compute_prompts(tmp_path: Path) -> None:
+    trace, file = made_conversations(tmp_path, rounds=3), tmp_path / "run.jsonl"
+    cluster = Emulated(
+        step_time="2e-3,2e-7,0,2e-5", flags=("--batch-tokens", "2048", "--kv-tokens", "400000")
+    )
+    record = ("--policy", "least_tokens", "--record", str(file))
+    with (
+        running_fleet(tmp_path, *cluster.fleet_flags()) as fleet,
+        running_router(tmp_path, *worker_flags(fleet), *record) as router,
+    ):
+        flags = ("--trace", str(trace), "--arrivals", "closed:48", "--time-scale", "2")
+        assert run_replay(router.url, tmp_path / "replay.json", *flags)["completed"] == 432
+    flags = ("--recording", str(file), "--time-scale", "2", "--policies", "prefix_score")
+    report, said = diagnose(tmp_path, *flags)
+    found = {row["policy"]: row["caching"]["cached_share"] for row in report["policies"]}
+
+    assert report["caches"]["block_tokens"] == 64
+    # In the emulated engines' caches are exactly the prompts of the trace.
+    assert found["least_tokens"] == pytest.approx(report["caches"]["cached_share"], abs=0.05)
+    assert found["prefix_score"] > 1.5 * found["least_tokens"]
+    assert "least_tokens, pool (in force)" in " ".join(said.split())
 
 
 @pytest.mark.slow

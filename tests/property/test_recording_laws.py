@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from router.recording.lines import (
@@ -35,6 +36,7 @@ requests = st.builds(
     RequestLine,
     *(counts, groups, seconds, st.none() | seconds, st.none() | seconds, seconds),
     *(st.none() | st.text(), counts, counts, st.text(), st.integers(1, 9)),
+    st.just(UNSET) | st.lists(counts),
 )
 # a to c are in the header, d and e come later.
 workers = st.builds(

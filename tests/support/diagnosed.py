@@ -3,10 +3,12 @@
 import contextlib
 import csv
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,25 @@ def made_trace(folder: Path, seed: int = 0) -> Path:
         rows = csv.writer(text)
         rows.writerow(["Request tokens", "Response tokens"])
         rows.writerows(zip(prompts.tolist(), outputs.tolist(), strict=True))
+    return file
+
+
+def made_conversations(folder: Path, rounds: int) -> Path:
+    """Turns that repeat all turns before them, of 24 conversations at a time, as a trace."""
+    rng, ids, rows = random.Random(0), count(), list[str]()
+    for _ in range(rounds):
+        talks = [[next(ids)] for _ in range(24)]
+        for _ in range(6):
+            rng.shuffle(talks)
+            for talk in talks:
+                talk += islice(ids, rng.randint(1, 3))
+                tokens = {
+                    "input_length": 512 * len(talk) - rng.randrange(512),
+                    "output_length": 1 + int(rng.expovariate(1 / OUTPUT_TOKENS)),
+                }
+                rows.append(json.dumps({"timestamp": len(rows), **tokens, "hash_ids": talk}))
+    file = folder / "conversations.jsonl"
+    file.write_text("\n".join(rows))
     return file
 
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, count, islice
 
 import numpy as np
+from msgspec import UNSET
+from msgspec.structs import replace as replace_fields
 
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
@@ -16,6 +18,7 @@ from loadgen.simulator.serving.serving_simulation import simulate_serving
 from loadgen.traces.trace import Trace, TraceRequest
 from router.core.step_time import StepTime
 from router.core.types import Dispatch
+from router.recording.block_numbers import BlockNumbers
 from router.recording.lines import (
     Header,
     RecordedGroup,
@@ -109,6 +112,28 @@ def with_prompts(policy: str, dispatch: Dispatch, cached: float = 0.0) -> Servin
     )
 
 
+def with_conversations(policy: str, dispatch: Dispatch, *, shared: bool = True) -> ServingConfig:
+    """As ``with_prompts``, of conversations whose turns repeat all before; or as long prompts."""
+    rng = np.random.default_rng(0)
+    ids, rows = count(), list[TraceRequest]()
+    while len(rows) < 1500:
+        talks = [list(islice(ids, 6)) for _ in range(120)]
+        for _ in range(5):
+            for talk in talks:
+                talk += islice(ids, int(rng.integers(2, 5)))
+                blocks = talk if shared else list(islice(ids, len(talk)))
+                output_tokens = int(rng.geometric(1 / 40))
+                rows.append(
+                    TraceRequest(64 * len(talk) + 9, output_tokens, None, tuple(blocks), 64)
+                )
+    return replace(
+        with_prompts(policy, dispatch),
+        trace=Trace("made", "made", tuple(rows[:1500])),
+        step_time=StepTime(2e-3, 2e-7, 1e-5, 4e-5),
+        block_tokens=64,
+    )
+
+
 def recorded_with_prompts(config: ServingConfig, cached: float = 0.0) -> Recording:
     """Of ``with_prompts``; requests tell their prompts with what was cached of them."""
     records = simulate_serving(config, keep_records=True).records
@@ -128,26 +153,35 @@ def recorded_with_prompts(config: ServingConfig, cached: float = 0.0) -> Recordi
         for number, end_s in enumerate(ends_s)
     ]
     rows = config.trace.requests[config.requests // 5 : config.requests - 96]
+    numbers = BlockNumbers()
     requests = [
-        request(
-            n,
-            (n + 1) * ends_s[-1] / len(rows),
-            round(row.prompt_tokens / (1 - cached)),
-            row.output_tokens,
+        replace_fields(
+            request(
+                n,
+                (n + 1) * ends_s[-1] / len(rows),
+                round(row.prompt_tokens / (1 - cached)),
+                row.output_tokens,
+            ),
+            blocks=numbers.runs(row.blocks) if row.blocks else UNSET,
         )
         for n, row in enumerate(rows)
     ]
-    head = header(policy=config.policy, dispatch=config.dispatch.value)
+    head = header(
+        policy=config.policy,
+        dispatch=config.dispatch.value,
+        block_tokens=64 if any(row.blocks for row in rows) else None,
+    )
     return Recording(head, tuple(steps), tuple(requests))
 
 
 def header(workers: int = 4, slots: int | None = 16, **changed: object) -> Header:
-    """Of one group; of ``changed``, fields of the header and ``kv_tokens`` of its workers."""
+    """Of one group; of ``changed``, fields of the header and of its workers."""
     kv_tokens = changed.pop("kv_tokens", 1_000_000)
+    block_tokens = changed.pop("block_tokens", None)
     group = RecordedGroup(
         False,
         tuple(
-            RecordedWorker(f"w{rank}", rank, slots, kv_tokens)  # type: ignore[arg-type]
+            RecordedWorker(f"w{rank}", rank, slots, kv_tokens, block_tokens)  # type: ignore[arg-type]
             for rank in range(workers)
         ),
     )

@@ -193,7 +193,7 @@ class Load:
 
     @classmethod
     def of(cls, window: Window) -> Load:
-        completed, parts = window.completed, [lengths for _, lengths in window.parts]
+        completed, parts = window.completed, [part.lengths for part in window.parts]
         slots = _slots(window)
         told = slots[~np.isnan(slots)]
         places = float((window.counted * np.nan_to_num(slots)).sum())
@@ -255,6 +255,35 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Caches:
+    """What the workers find of prompts in their prefix caches.
+
+    Attributes:
+        cached_share: of the prompts' tokens; None: the workers compute no prompts.
+        told: whether a worker tells its cache.
+        block_tokens: of numbered blocks of the prompts; None: what prompts share is not known.
+        ttft_s: mean of the completed requests; None: not seen.
+    """
+
+    cached_share: float | None
+    told: bool
+    block_tokens: int | None
+    ttft_s: float | None
+
+    @classmethod
+    def of(cls, window: Window) -> Caches:
+        computed = window.computed_share
+        completed = window.completed
+        ttft_s = [r.first_token_s - r.arrival_s for r in completed if r.first_token_s is not None]
+        return cls(
+            cached_share=1 - computed if computed else None,
+            told=any(each.block_tokens for each in window.workers),
+            block_tokens=window.block_tokens if computed else None,
+            ttft_s=fmean(ttft_s) if ttft_s else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Findings:
     """All measurements of a window."""
 
@@ -264,6 +293,7 @@ class Findings:
     waiting: Waiting
     load: Load
     memory: Memory
+    caches: Caches
 
     @property
     def idle_share_most(self) -> float:
@@ -288,6 +318,7 @@ def findings(window: Window) -> Findings:
         waiting=Waiting.of(window, barrier),
         load=load,
         memory=Memory.of(window, load),
+        caches=Caches.of(window),
     )
 
 

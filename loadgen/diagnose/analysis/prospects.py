@@ -13,6 +13,19 @@ Mode = Literal["full", "arrivals"]
 
 
 @dataclass(frozen=True, slots=True)
+class Caching:
+    """What a policy gets from prefix caches, as simulated.
+
+    Attributes:
+        cached_share: of the prompts' tokens, found in caches.
+        ttft_s: mean.
+    """
+
+    cached_share: float
+    ttft_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Prospect:
     """A policy on the recorded requests.
 
@@ -21,6 +34,7 @@ class Prospect:
         predicted: measured figures times simulated(this) / simulated(current); ``simulated`` if the
             policy in force is unknown.
         energy_j_per_token: energy by the paper's power model P(u).
+        caching: if prefix caches are simulated.
     """
 
     policy: str
@@ -29,6 +43,7 @@ class Prospect:
     simulated: Figures
     predicted: Figures
     energy_j_per_token: float
+    caching: Caching | None = None
 
     @property
     def name(self) -> str:

@@ -188,9 +188,9 @@ def _little_load(found: Findings) -> Verdict | None:
 
 
 def _even(found: Findings) -> Verdict | None:
-    """No simulation needed: perfect balance would win almost nothing."""
+    """No simulation needed: perfect balance would win almost nothing, and caches are not known."""
     idle_share = found.idle_share_most
-    if idle_share >= IDLE_EVEN:
+    if idle_share >= IDLE_EVEN or found.caches.block_tokens is not None:
         return None
     cost = found.barrier.attention_share
     time = "of the time" + (" at the most" if found.waiting.idle_share is None else "")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,6 +22,9 @@ from router.recording.lines import (
 )
 
 Flags = NDArray[np.bool_]
+
+# Share of the prompts' blocks that have numbers, from which on their hits can be simulated.
+_NUMBERED = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,17 @@ class PolicyChange:
     dispatch: Dispatch | None
 
 
+class Part(NamedTuple):
+    """An engine request.
+
+    ``lengths``: tokens of prompt and output; ``blocks``: numbers of the prompt's blocks, if known.
+    """
+
+    arrival_s: float
+    lengths: tuple[int, int]
+    blocks: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
     """S steps of a group of G workers; times are engine seconds since the window's start.
@@ -71,7 +85,7 @@ class Window:
         together: shape (S,), whether all busy workers made the step together.
         waited_s: shape (S,), time waited for the fullest worker, timed by engines; NaN: not timed.
         power_w: shape (S, G), NaN where unknown.
-        requests: requests that ended in the window, by arrival; only their arrival and end use the
+        requests: requests that ended in the window, by arrival; their dispatch does not use the
             window's clock.
         complete: whether the recording has all its lines; False also if it breaks off within one.
     """
@@ -115,11 +129,12 @@ class Window:
         ]
 
     @property
-    def parts(self) -> list[tuple[float, tuple[int, int]]]:
-        """Engine requests of the completed ones: arrival, and tokens of prompt and output."""
+    def parts(self) -> list[Part]:
+        """Engine requests of the completed ones."""
         return [
-            (each.arrival_s, (each.prompt_tokens, output_tokens))
+            Part(each.arrival_s, (each.prompt_tokens, output_tokens), blocks)
             for each in self.completed
+            for blocks in [tuple(each.block_numbers)]
             for output_tokens in each.outputs
         ]
 
@@ -143,12 +158,26 @@ class Window:
 
     @property
     def computed_share(self) -> float:
-        """Prompt tokens that the workers computed, over those of the completed requests.
+        """Prompt tokens that the workers computed, over those of the requests that began to answer.
 
         0: prompts are computed elsewhere. Below 1, prefix caches had the rest.
         """
-        prompts = sum(lengths[0] for _, lengths in self.parts)
+        prompts = sum(
+            each.prompt_tokens for each in self.requests if each.output_tokens for _ in each.outputs
+        )
         return min(1.0, float(self.prompts.sum()) / prompts) if prompts else 0.0
+
+    @property
+    def block_tokens(self) -> int | None:
+        """Size of the blocks in ``parts``; None: most prompts have none, or their sizes differ."""
+        sizes = {each.block_tokens for each in self.workers if each.block_tokens}
+        if len(sizes) != 1:
+            return None
+        (size,) = sizes
+        parts = self.parts
+        whole = sum(part.lengths[0] // size for part in parts)
+        known = sum(len(part.blocks) for part in parts)
+        return size if whole and known >= _NUMBERED * whole else None
 
     @property
     def worker_seconds(self) -> float:
@@ -196,6 +225,9 @@ def window_of(recording: Recording, span: Span, group: str | None = None) -> Win
             msgspec.structs.replace(
                 each,
                 arrival_s=(each.arrival_s - begin_s) / span.time_scale,
+                first_token_s=None
+                if each.first_token_s is None
+                else (each.first_token_s - begin_s) / span.time_scale,
                 ended_s=(each.ended_s - begin_s) / span.time_scale,
             )
             for each in sorted(requests, key=lambda each: each.arrival_s)

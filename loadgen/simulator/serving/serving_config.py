@@ -185,12 +185,13 @@ class ServingConfig:
                 "--requests"
             )
         rows = self.rows
-        prefixes = any(row.blocks for row in rows)
-        if prefixes and BLOCK_TOKENS % self.block_tokens:
-            raise ConfigError(
-                f"--block-tokens must divide {BLOCK_TOKENS}, the size of the trace's blocks, got "
-                f"{self.block_tokens}"
-            )
+        prefixes = {row.block_tokens for row in rows if row.blocks}
+        for size in prefixes:
+            if size % self.block_tokens:
+                raise ConfigError(
+                    f"--block-tokens must divide {size}, the size of the trace's blocks, got "
+                    f"{self.block_tokens}"
+                )
         if self.think is not None and self.arrivals.kind == "closed":
             raise ConfigError(
                 "--think has sessions whose first turns come by --arrivals; with closed:N each "

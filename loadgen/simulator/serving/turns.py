@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, product
 
 from loadgen.simulator.serving.serving_config import ServingConfig
-from loadgen.traces.trace_files import BLOCK_TOKENS, TraceRequest
+from loadgen.traces.trace_files import TraceRequest
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +67,7 @@ def _times(config: ServingConfig, rows: Sequence[TraceRequest]) -> list[float]:
 
 def _chain(config: ServingConfig, row: TraceRequest) -> Sequence[Hashable]:
     """Ids of a prompt's full blocks, from the trace's ids of larger ones."""
-    parts = range(BLOCK_TOKENS // config.block_tokens)
+    parts = range(row.block_tokens // config.block_tokens)
     return list(product(row.blocks, parts))[: row.prompt_tokens // config.block_tokens]
 
 
@@ -79,7 +79,7 @@ def _continued(rows: Sequence[TraceRequest]) -> Iterator[tuple[int, int]]:
     """
     latest: dict[int, int] = {}  # by the last full block, which stands for all before it
     for number, row in enumerate(rows):
-        full = row.blocks[: row.prompt_tokens // BLOCK_TOKENS]
+        full = row.blocks[: row.prompt_tokens // row.block_tokens]
         for id_ in reversed(full):
             before = latest.get(id_)
             if before is None:

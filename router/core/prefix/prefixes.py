@@ -168,6 +168,17 @@ class Prefixes:
         """Whether prompts sent there would count as cached there."""
         return worker_id not in self._tellers and worker_id not in self._mute
 
+    def block_tokens(self, worker_id: str) -> int | None:
+        """Size of the blocks that a worker tells; None: it tells none."""
+        teller = self._tellers.get(worker_id)
+        return None if teller is None else teller.block_tokens
+
+    def blocks(self, worker_id: str, request: Request) -> bytes:
+        """Ids of a prompt's full blocks at a worker that tells them, as far as they are known."""
+        if request.content is None:
+            return b""
+        return self._texts[self._tellers[worker_id].block_tokens].predict(request.content)
+
     def heard(self, worker_id: str, snapshot: Snapshot, received_s: float) -> None:
         """Apply a snapshot that is neither late nor a repetition."""
         self._now_s = max(self._now_s, received_s)

@@ -1,6 +1,9 @@
 """What a recorder makes of a cluster's events."""
 
-from msgspec import structs
+from array import array
+from dataclasses import replace
+
+from msgspec import UNSET, structs
 
 from router.core.energy.joules import PowerLevels
 from router.core.events import (
@@ -13,8 +16,10 @@ from router.core.events import (
     Returned,
     WorkerUp,
 )
+from router.core.prefix.ids import chain, seed
+from router.core.prefix.text_chunks import text_content
 from router.core.state.cluster import Cluster
-from router.core.types import KvGroup, Outcome, Snapshot, WorkerSpec
+from router.core.types import Content, KvGroup, Outcome, PromptChain, Snapshot, WorkerSpec
 from router.recording.lines import (
     PolicyLine,
     RecordedWorker,
@@ -39,15 +44,22 @@ class Recorded:
         setting = Setting("serve", "bfio", "pool", PowerLevels(1.0, 2.0, 3.0))
         self.recorder = Recorder(self.cluster, setting, lambda: self.now_s, 5e8)
         self.listener = self.recorder.listen()
-        self._taken = b""
+        self.taken = b""
 
     def end(self, number: int, outcome: Outcome = Outcome.COMPLETED) -> RequestLine:
         self.cluster.apply(Ended(token(number), outcome))
         return self.read().requests[-1]
 
+    def restart(self) -> None:
+        self.listener, self.taken = self.recorder.listen(), b""
+
     def read(self) -> Recording:
-        self._taken += self.listener.take()
-        return read(self._taken.splitlines(keepends=True), "test")
+        self.taken += self.listener.take()
+        return read(self.taken.splitlines(keepends=True), "test")
+
+
+def caching(message: Snapshot, *chains: PromptChain, size: int = 16) -> Snapshot:
+    return structs.replace(told(message), cache_block=size, chains=chains)
 
 
 def told(message: Snapshot) -> Snapshot:
@@ -303,3 +315,55 @@ def test_another_dispatch_of_the_same_policy_is_told() -> None:
     recorded = Recorded()
     recorded.recorder.change(Setting("serve", "bfio", "instant"))
     assert recorded.read().changes == (PolicyLine(0.0, "bfio", "instant"),)
+
+
+def test_prompts_of_token_ids_have_numbered_blocks_and_no_ids() -> None:
+    recorded = Recorded()
+    show(recorded.cluster, caching(snapshot("full", 1)))
+    recorded.now_s += 2.0
+    show(recorded.cluster, structs.replace(snapshot("delta", 2, step_s=0.5), cache_block=16))
+    pieces = chain(range(300), seed())
+    for number, tokens in enumerate((range(200), range(300), range(63), range(1, 200))):
+        content = Content(pieces=chain(tokens, seed()))
+        send(recorded.cluster, replace(request(number, len(tokens)), content=content))
+    lines = [recorded.end(number) for number in range(4)]
+    assert [line.blocks for line in lines] == [[0, 3], [0, 4], [], [4, 3]]
+    assert recorded.read().header.groups["default"].workers[0].block_tokens == 64
+    assert not [id_ for id_ in array("Q", pieces) if str(id_).encode() in recorded.taken]
+
+
+def test_texts_have_the_blocks_that_their_engine_tells() -> None:
+    recorded = Recorded()
+    show(recorded.cluster, caching(snapshot("full", 1), size=128))
+    for number, blocks in enumerate(([9, 8, 7], [9, 8, 5, 4], None)):
+        content = text_content(b"12345678", [b"a" * 2000, b"%d" % number * 2000])
+        send(recorded.cluster, replace(request(number, 500), content=content))
+        if blocks is not None:
+            one = PromptChain(part(number), 0, array("Q", blocks).tobytes())
+            show(recorded.cluster, caching(snapshot("delta", 2 + number), one, size=128))
+    lines = [recorded.end(number) for number in range(3)]
+    assert [line.blocks for line in lines] == [[0, 3], [0, 2, 3, 2], [0, 2]]
+
+
+def test_without_a_cache_or_a_content_there_are_no_blocks() -> None:
+    recorded = Recorded()
+    content = Content(pieces=chain(range(200), seed()))
+    show(recorded.cluster, told(snapshot("full", 1)))
+    send(recorded.cluster, replace(request(1, 200), content=content))
+    assert recorded.end(1).blocks is UNSET
+    show(recorded.cluster, caching(snapshot("full", 2)))
+    send(recorded.cluster, request(2, 200))
+    assert recorded.end(2).blocks is UNSET
+    recorded.cluster.apply(Arrived(replace(request(3, 200), content=content)))
+    assert recorded.end(3).blocks is UNSET, "it was at no worker"
+
+
+def test_numbers_begin_anew_when_nobody_has_listened() -> None:
+    recorded = Recorded()
+    show(recorded.cluster, caching(snapshot("full", 1)))
+    for number, start in enumerate((0, 500)):
+        content = Content(pieces=chain(range(start, start + 200), seed()))
+        send(recorded.cluster, replace(request(number, 200), content=content))
+        assert recorded.end(number).blocks == [0, 3]
+        recorded.recorder.leave(recorded.listener)
+        recorded.restart()

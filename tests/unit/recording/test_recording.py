@@ -53,10 +53,23 @@ def test_the_keys_of_the_lines_are_the_documented_ones() -> None:
     assert encode(HEADER).startswith(b'{"recording":1,"evenstep":"0.1.0","source":"serve",')
 
 
+def test_blocks_are_written_where_they_are_known() -> None:
+    line = msgspec.structs.replace(REQUEST, blocks=[3, 2, 9, 1])
+    assert encode(line).endswith(b'"slots":1,"blocks":[3,2,9,1]}\n')
+    (read_again,) = read(recorded(HEADER, line), "file").requests
+    assert list(read_again.block_numbers) == [3, 4, 9]
+    assert list(REQUEST.block_numbers) == []
+
+
+def test_a_prompt_has_no_more_blocks_than_tokens() -> None:
+    broken = msgspec.structs.replace(REQUEST, blocks=[3, 10**12, 9])
+    assert list(broken.block_numbers) == [3, 4, 5, 6, 7]
+
+
 def test_a_worker_is_known_by_what_it_told_last() -> None:
-    told = WorkerLine("b", "g", 64, 1000), WorkerLine("b", "g", 32, 500)
+    told = WorkerLine("b", "g", 64, 1000), WorkerLine("b", "g", 32, 500, block_tokens=64)
     workers = read(recorded(HEADER, told[0], STEP, told[1]), "file").header.groups["g"].workers
-    assert workers == (RecordedWorker("a", 0), RecordedWorker("b", 1, 32, 500))
+    assert workers == (RecordedWorker("a", 0), RecordedWorker("b", 1, 32, 500, 64))
 
 
 def test_a_recording_may_break_off_anywhere_behind_its_header() -> None:

@@ -68,6 +68,13 @@ def test_hits_are_whole_blocks_and_never_the_last_token() -> None:
     assert told.hits(asks(5, [])) == [0, 0, 0]
 
 
+def test_the_blocks_of_a_prompt_by_the_size_that_a_worker_tells() -> None:
+    told = Told(a=16, b=64)
+    assert told.prefixes.blocks("a", asks(1, PROMPT[:160])) == blocks(0, 10)
+    assert told.prefixes.blocks("b", asks(1)) == blocks(0, 15, 64)
+    assert told.prefixes.blocks("b", Request(token(2), "default", 100)) == b""
+
+
 def test_workers_with_blocks_of_different_sizes() -> None:
     told = Told(a=16, b=64, c=32)
     told.delta("a", blocks(0, 13))
@@ -86,6 +93,7 @@ def test_what_is_not_known_is_no_hit() -> None:
     assert told.hits(asks(1)) == [80, 0, 0]
     assert told.hits(Request(token(2), "default", 100)) == [0, 0, 0]
     assert [told.prefixes.tells(worker) for worker in WORKERS] == [True, False, False]
+    assert [told.prefixes.block_tokens(worker) for worker in WORKERS] == [16, None, None]
     told.prefixes.lost("a")
     told.prefixes.lost("b")
     assert not told.prefixes.told

@@ -362,7 +362,7 @@ def test_the_output_of_several_answers_is_shared_out_whole() -> None:
     few = replace(request(3, 1.0, output=3), slots=4)
     got = window([step(n, [9, 9]) for n in range(1, 200)], [*several, few])
 
-    lengths = [output for _, (_, output) in got.parts]
+    lengths = [part.lengths[1] for part in got.parts]
     assert lengths == [250, 251, 251, 251] * 3 + [1, 1, 1]
     assert findings(got).load.output_tokens == pytest.approx(3012 / 15)
     assert list(_stream_of(got)) == sorted(lengths)

@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 
 from loadgen.diagnose.analysis.before_after import compare
-from loadgen.diagnose.analysis.findings import Barrier, Figures, Findings, Load, Memory, Waiting
+from loadgen.diagnose.analysis.findings import (
+    Barrier,
+    Caches,
+    Figures,
+    Findings,
+    Load,
+    Memory,
+    Waiting,
+)
 from loadgen.diagnose.analysis.prospects import Prospect, Prospects
 from loadgen.diagnose.analysis.verdict import Word, final_verdict, first_verdict, unsteady
 from loadgen.diagnose.energy_per_day import Energy
@@ -23,6 +31,7 @@ BUSY = Findings(
     waiting=Waiting(0.2, "modelled", 0.2, 0.0, 4000, 6000, 8000, 0.01, 3000),
     load=Load(2, 16, 0.97, 10, 1.0, 41, 20, 1.0, 1000, 3, 400, 80),
     memory=Memory(100_000, 0.06, 0.1, 0, 0, 0.01),
+    caches=Caches(None, told=False, block_tokens=None, ttft_s=None),
 )
 
 
@@ -57,6 +66,13 @@ def test_a_busy_uneven_cluster_is_simulated() -> None:
 def test_thresholds(part: str, over: dict[str, Any], under: dict[str, Any], expected: Word) -> None:
     assert word(changed(part, **over)) is expected
     assert word(changed(part, **under)) is None
+
+
+def test_even_loads_are_simulated_where_prefixes_are_known() -> None:
+    even = changed("waiting", idle_share=0.0)
+    assert word(even) is Word.ALREADY_EVEN
+    known = Caches(0.3, told=True, block_tokens=64, ttft_s=None)
+    assert first_verdict(replace(even, caches=known)) is None
 
 
 def test_free_slots_are_no_want_of_load_while_requests_wait() -> None:
