@@ -1,11 +1,11 @@
 """``evenstep demo``: policies side by side on emulated workers."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
@@ -13,25 +13,36 @@ from rich.text import Text
 
 from loadgen.demo import status_pictures
 from loadgen.demo.budget import FIRST_SCALE, Allowance, Trial, calibrate, least_late
+from loadgen.demo.conversations import write_conversations
 from loadgen.demo.demo_report import (
-    STATEMENT,
+    DECODE,
+    PROMPTS,
     SUBJECT,
+    WORLDS,
     DemoRun,
+    World,
     best_baseline,
-    demo_tables,
+    demo_table,
     subject,
     summary,
     warnings,
 )
 from loadgen.demo.figures import steady_steps
-from loadgen.demo.run import Fleet, Outcome, RunPlan, execute
+from loadgen.demo.run import Outcome, RunPlan, execute
 from loadgen.replay.replay_results import Report
 from loadgen.replay.workload import checked_time_scale
 from loadgen.report import browser
-from loadgen.report.load_pictures import Panel, draw_loads, draw_power, require_matplotlib
+from loadgen.report.load_pictures import (
+    Panel,
+    draw_bars,
+    draw_loads,
+    draw_power,
+    require_matplotlib,
+)
 from loadgen.run.child_processes import signals_as_interrupts
 from loadgen.run.options import flag
-from loadgen.traces.trace import Trace, load_trace
+from loadgen.simulator.decode.decode_config import SERVE
+from loadgen.traces.trace import load_trace
 from router.commands.json_output import STDOUT, writable, write_json
 from router.core.errors import ConfigError, InputError
 from router.core.policies.policy_table import POLICIES
@@ -58,50 +69,65 @@ class Budget:
 class Demo:
     """All runs of one demo."""
 
-    def __init__(
-        self, fleet: Fleet, folder: Path, console: Console, clock: Callable[[], float]
-    ) -> None:
-        self._fleet = fleet
+    def __init__(self, folder: Path, console: Console, clock: Callable[[], float]) -> None:
         self._folder = folder
         self._console = console
         self._clock = clock
         self._start_s = clock()
 
     def run(
-        self, plans: Sequence[RunPlan], trace: Trace, budget: Budget
+        self, world: World, plans: Sequence[RunPlan], budget: Budget
     ) -> tuple[list[DemoRun], list[Trial]]:
-        """Calibrate unless both choices are given, then execute every plan.
+        """Calibrate where time scale or requests are open, then execute every plan.
 
         Raises:
             EvenstepError: a process did not start, or a replay reported nothing.
         """
-        mean_output = fmean(min(each.output_tokens, CAP_TOKENS) for each in trace.requests)
+        requests = budget.requests or world.requests
+        scale = budget.time_scale or world.time_scale
+        self._console.print(Text(world.title, style="bold"))
+        if requests is not None and scale is not None:
+            return self._all(world, plans, requests, scale), []
+        rows = load_trace(plans[0].trace).requests
+        mean_output = fmean(min(each.output_tokens, CAP_TOKENS) for each in rows)
 
         def allowance() -> Allowance:
             ending_s = PLOTTING_S + (status_pictures.LASTS_S if browser.find() else 0.0)
             run_wall_s = (budget.seconds - ending_s - (self._clock() - self._start_s)) / len(plans)
             return Allowance(run_wall_s, mean_output, CAP_TOKENS)
 
-        if budget.requests is not None and budget.time_scale is not None:
-            return self._all(plans, budget.requests, budget.time_scale), []
         self._console.print(
             f"Calibrating: how fast can this machine step? (all in all {budget.seconds:.0f} s)"
         )
-        first = replace(plans[-1], time_scale=budget.time_scale or FIRST_SCALE)
-        trials = calibrate(self._execute, first, self._fleet, self._clock)
+        first = replace(plans[-1], time_scale=scale or FIRST_SCALE)
+        trials = calibrate(lambda plan: self._execute(world, plan), first, world.fleet, self._clock)
         trial = least_late(trials)
-        scale = budget.time_scale or allowance().time_scale(trial)
-        requests = budget.requests or allowance().requests(trial, scale)
-        return self._all(plans, requests, scale), trials
+        scale = scale or allowance().time_scale(trial)
+        requests = requests or allowance().requests(trial, scale)
+        return self._all(world, plans, requests, scale), trials
 
-    def draw(self, runs: Sequence[DemoRun]) -> list[Path]:
-        """Pictures of the best baseline and of BF-IO, as far as they ran."""
-        chosen = [run for run in (best_baseline(runs), subject(runs)) if run is not None]
-        panels = [_panel(run) for run in chosen]
+    def draw(self, world: World, runs: Sequence[DemoRun]) -> list[Path]:
+        """One picture of the best baseline beside BF-IO, or of all runs; and one of power."""
         scale = runs[0].outcome.plan.time_scale
+        fleet = f"emulated: {world.fleet.workers} workers x {world.fleet.slots} slots, "
+        if world is PROMPTS:
+            caption = (
+                f"{fleet}step time C + max (t_l L + t_p P), {runs[0].outcome.plan.requests:,} "
+                f"turns of conversations, time scale {scale:g}"
+            )
+            names = [run.outcome.plan.policy for run in runs]
+            figures = {
+                title: [cast(float, figure(run) or 0.0) for run in runs]
+                for title, figure in list(world.columns.items())[:-1]
+            }
+            path = self._folder / "prompts.png"
+            draw_bars(path, names, figures, caption)
+            return [path]
+        chosen = [run for run in (best_baseline(world, runs), subject(runs)) if run is not None]
+        panels = [_panel(run) for run in chosen]
         caption = (
-            f"emulated: {self._fleet.workers} workers x {self._fleet.slots} slots, step time "
-            f"C + t_l * max load of the BF-IO paper, BurstGPT lengths, time scale {scale:g}"
+            f"{fleet}step time C + t_l * max load of the BF-IO paper, BurstGPT lengths, "
+            f"time scale {scale:g}"
         )
         shaded = f"{caption}\none line per worker; shaded: the window of the averages"
         paths = [self._folder / "loads.png", self._folder / "power.png"]
@@ -112,30 +138,40 @@ class Demo:
     def photograph(self, plan: RunPlan) -> Sequence[Path]:
         """Pictures of the status page during another run of the plan; empty without a browser."""
         try:
-            return status_pictures.photograph(plan, self._fleet, self._folder)
+            return status_pictures.photograph(plan, DECODE.fleet, self._folder)
         except browser.BrowserError as error:
             self._console.print(f"No picture of the status page: {error}")
             return ()
 
-    def _all(self, plans: Sequence[RunPlan], requests: int, time_scale: float) -> list[DemoRun]:
+    def _all(
+        self, world: World, plans: Sequence[RunPlan], requests: int, time_scale: float
+    ) -> list[DemoRun]:
+        if world is PROMPTS:
+            write_conversations(Path(plans[0].trace), requests, plans[0].seed)
         runs = []
         for plan in plans:
             self._console.print(
                 f"{plan.policy}, {plan.dispatch.value} dispatch: {requests:,} requests, "
                 f"time scale {time_scale:g}"
             )
-            outcome = self._execute(replace(plan, requests=requests, time_scale=time_scale))
-            runs.append(DemoRun.of(outcome, self._fleet))
+            outcome = self._execute(world, replace(plan, requests=requests, time_scale=time_scale))
+            runs.append(DemoRun.of(outcome, world.fleet))
         return runs
 
-    def _execute(self, plan: RunPlan) -> Outcome:
-        return execute(plan, self._fleet, self._folder, RUN_TIMEOUT_S)
+    def _execute(self, world: World, plan: RunPlan) -> Outcome:
+        # Both worlds may have a run of one name.
+        folder = _folder(self._folder / world.name)
+        return execute(plan, world.fleet, folder, RUN_TIMEOUT_S)
 
 
 def demo(
+    worlds: Annotated[str, flag("decode, prompts or both", "NAME,…")] = ",".join(WORLDS),
     policies: Annotated[
-        str, flag("each in both forms of dispatch, bfio from the pool", "NAME,…")
-    ] = "jsq,least_tokens,bfio",
+        str | None,
+        flag(
+            "in both worlds; bfio from the pool, others on arrival; default: each its own", "NAME,…"
+        ),
+    ] = None,
     out: Annotated[Path, flag("summary.json, pictures, records, logs", "DIR")] = Path("out/demo"),
     requests: Annotated[
         int | None, flag("per run; default: as many as the time allows", "N", least=1)
@@ -143,7 +179,7 @@ def demo(
     time_scale: Annotated[
         float | None, flag("wall per engine second; default: what this machine needs", "X")
     ] = None,
-    seconds: Annotated[float, flag("wall seconds for everything", "S", least=1)] = 172.0,
+    seconds: Annotated[float, flag("wall seconds for everything", "S", least=1)] = 225.0,
     seed: Annotated[int, flag("of the sample and the prompts", "S")] = 0,
     json_file: Annotated[
         str | None, flag("write the summary; - is stdout", "FILE", name="--json")
@@ -151,62 +187,81 @@ def demo(
 ) -> None:
     """Compare policies on this machine, from nothing to a picture.
 
-    Each policy serves the same requests on a fresh emulated fleet behind a fresh router. Exit 1 if
-    a run did not complete every request.
+    Two worlds: workers that only decode, and conversations with shared prefixes on ranks that
+    compute prompts. Each policy serves the same requests on a fresh emulated fleet behind a fresh
+    router. Exit 1 if a run did not complete every request.
     """
     require_matplotlib()
-    plans = _plans(policies, seed)
+    chosen = _chosen("--worlds", worlds, WORLDS)
+    plans = {name: _plans(WORLDS[name], policies, seed, out) for name in chosen}
     scale = None if time_scale is None else checked_time_scale(time_scale)
     budget = Budget(seconds, requests, scale)
     console = Console(stderr=json_file == STDOUT)
-    session = Demo(Fleet(), _folder(out), console, time.monotonic)
+    session = Demo(_folder(out), console, time.monotonic)
     writable(json_file)  # Checked only now: the file may be in the new folder.
-    trace = load_trace()
+    done: dict[str, list[DemoRun]] = {}
+    report: dict[str, Report] = {}
+    pictures: list[Path] = []
     try:
         with signals_as_interrupts():
-            runs, trials = session.run(plans, trace, budget)
-            pictures = [*session.draw(runs), *session.photograph(runs[-1].outcome.plan)]
+            # The time of decode's runs is what the others have left.
+            for name in sorted(chosen, key=lambda name: WORLDS[name].requests is None):
+                world = WORLDS[name]
+                runs, trials = session.run(world, plans[name], budget)
+                done[name] = runs
+                report[name] = summary(world, runs, trials, _conditions(world, runs[0].outcome.plan))
+                pictures += session.draw(world, runs)
+            if DECODE.name in done:
+                pictures += session.photograph(done[DECODE.name][-1].outcome.plan)
     except KeyboardInterrupt:
         console.print("Interrupted; nothing was left running.")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    plan = runs[0].outcome.plan
-    cut = fmean(each.output_tokens > plan.cap_tokens for each in trace.requests)
-    report = summary(
-        runs,
-        trials,
-        Fleet(),
-        {
-            "trace": trace.name,
-            "requests": plan.requests,
-            "seed": plan.seed,
-            "time_scale": plan.time_scale,
-            "warmup": plan.warmup,
-            "max_tokens": plan.cap_tokens,
-            "outputs_cut_share": cut,
-        },
-    )
     for file in (str(out / "summary.json"), json_file):
         write_json(report, file)
-    _show(console, runs, report, [*pictures, out / "summary.json"])
-    if not all(run.outcome.complete for run in runs):
+    for name in chosen:
+        _show(console, WORLDS[name], done[name], report[name])
+    console.print("\nWritten: " + ", ".join(map(str, [*pictures, out / "summary.json"])))
+    if not all(run.outcome.complete for runs in done.values() for run in runs):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _plans(policies: str, seed: int) -> list[RunPlan]:
-    names = [name.strip() for name in policies.split(",")]
-    unknown = [name for name in names if name not in POLICIES]
+def _chosen(option: str, text: str, known: Collection[str]) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in known]
     if unknown:
         raise ConfigError(
-            f"--policies: unknown {', '.join(map(repr, unknown))}; "
-            f"choose from {', '.join(POLICIES)}"
+            f"{option}: unknown {', '.join(map(repr, unknown))}; choose from {', '.join(known)}"
         )
-    return [
-        RunPlan(name, form, requests=0, cap_tokens=CAP_TOKENS, seed=seed, time_scale=1.0)
-        for name in dict.fromkeys(names)
-        for form in Dispatch
-        # BF-IO chooses from a pool; dispatch at once leaves it no choice.
-        if form in POLICIES[name].dispatch and (name != SUBJECT or form is Dispatch.POOL)
-    ]
+    return list(dict.fromkeys(names))
+
+
+def _plans(world: World, policies: str | None, seed: int, out: Path) -> list[RunPlan]:
+    plans = []
+    for name in _chosen("--policies", policies or world.policies, POLICIES):
+        # BF-IO chooses from a pool; the others assign on arrival, as most routers do.
+        pooled = name == SUBJECT or Dispatch.INSTANT not in POLICIES[name].dispatch
+        form = Dispatch.POOL if pooled else Dispatch.INSTANT
+        plan = RunPlan(name, form, requests=0, cap_tokens=CAP_TOKENS, seed=seed, time_scale=1.0)
+        if world is PROMPTS:
+            trace = str(out / "conversations.jsonl")
+            patience_s = SERVE["starvation_s"]
+            plan = replace(plan, trace=trace, arrivals="trace", starvation_s=patience_s, warmup=0.0)
+        plans.append(plan)
+    return plans
+
+
+def _conditions(world: World, plan: RunPlan) -> Report:
+    trace = load_trace(plan.trace)
+    return {
+        "arrivals": plan.arrivals or f"closed:{world.fleet.concurrency}",
+        "trace": trace.name,
+        "requests": plan.requests,
+        "seed": plan.seed,
+        "time_scale": plan.time_scale,
+        "warmup": plan.warmup,
+        "max_tokens": plan.cap_tokens,
+        "outputs_cut_share": fmean(row.output_tokens > plan.cap_tokens for row in trace.requests),
+    }
 
 
 def _folder(out: Path) -> Path:
@@ -227,19 +282,21 @@ def _panel(run: DemoRun) -> Panel:
     return Panel(name, average, run.outcome.record, (steps[0], steps[-1]))
 
 
-def _show(console: Console, runs: Sequence[DemoRun], report: Report, paths: Sequence[Path]) -> None:
-    for table in demo_tables(runs):
-        console.print(table)
-    console.print(Text(STATEMENT, style="italic"))
-    comparison, warned = report["comparison"], warnings(runs)
+def _show(console: Console, world: World, runs: Sequence[DemoRun], report: Report) -> None:
+    console.print()
+    console.print(Text(world.title, style="bold"))
+    console.print(demo_table(world, runs))
+    console.print(Text(world.legend))
+    console.print(Text(world.statement, style="italic"))
+    comparison, warned = report["comparison"], warnings(world, runs)
     if isinstance(comparison, dict):
         doubt = "Doubtful, for the reasons below: " if warned else ""
+        ratios = (
+            f"{name.replace('_', ' ')} x {comparison[f'{name}_ratio']:.3f}" for name in world.ratios
+        )
         console.print(
-            f"{doubt}{comparison['subject']} against {comparison['baseline']} (the fastest other): "
-            f"throughput x {comparison['throughput_ratio']:.3f}, "
-            f"imbalance x {comparison['imbalance_ratio']:.2f}, "
-            f"energy per token x {comparison['energy_per_token_ratio']:.3f}"
+            f"{doubt}{comparison['subject']} against {comparison['baseline']} "
+            f"({world.baseline_is}): {', '.join(ratios)}"
         )
     for warning in warned:
         console.print(Text(warning, style="yellow"))
-    console.print("Written: " + ", ".join(map(str, paths)))

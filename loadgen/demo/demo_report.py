@@ -1,10 +1,11 @@
-"""The demo's runs as a summary for files and as tables for the terminal."""
+"""The demo's two worlds, and their runs as a summary for files and as tables for the terminal."""
 
+import math
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Self, cast
+from typing import Any, Self, cast
 
 from rich.table import Table
 
@@ -23,7 +24,6 @@ SUBJECT = "bfio"
 ENOUGH_STEPS = 200
 # Relative difference between the mean prompts of two windows that is worth a warning.
 UNLIKE = 0.03
-STATEMENT = "Emulated by the paper's step-time model: shows that it works, not a GPU's gain."
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,39 @@ class DemoRun:
         return None if window is None else cast(float, window["mean_admitted_prompt_tokens"])
 
 
-def best_baseline(runs: Sequence[DemoRun]) -> DemoRun | None:
-    """The fastest run of a policy other than BF-IO, in either form of dispatch."""
+@dataclass(frozen=True, slots=True)
+class World:
+    """One setting in which policies run side by side.
+
+    Attributes:
+        policies: what runs by default; BF-IO last.
+        legend: what the columns mean, and what to take from them.
+        notes: where figures come from.
+        worth: of a run, to find the best baseline.
+        baseline_is: the same in words.
+        ratios: figures of which BF-IO's are compared with the baseline's.
+        requests, time_scale: of a run; None: what this machine can do in the time.
+    """
+
+    name: str
+    title: str
+    statement: str
+    fleet: Fleet
+    policies: str
+    columns: Columns
+    legend: str
+    notes: Sequence[str]
+    worth: Callable[[DemoRun], float]
+    baseline_is: str
+    ratios: Columns
+    requests: int | None = None
+    time_scale: float | None = None
+
+
+def best_baseline(world: World, runs: Sequence[DemoRun]) -> DemoRun | None:
+    """The best run of a policy other than BF-IO."""
     others = [run for run in runs if run.outcome.plan.policy != SUBJECT]
-    return max(others, key=lambda run: run.throughput_tok_s, default=None)
+    return max(others, key=world.worth, default=None)
 
 
 def subject(runs: Sequence[DemoRun]) -> DemoRun | None:
@@ -72,27 +101,15 @@ def subject(runs: Sequence[DemoRun]) -> DemoRun | None:
 
 
 def summary(
-    runs: Sequence[DemoRun], trials: Sequence[Trial], fleet: Fleet, conditions: Report
+    world: World, runs: Sequence[DemoRun], trials: Sequence[Trial], conditions: Report
 ) -> Report:
     """All conditions and results as JSON-able values."""
-    warmup = runs[0].outcome.plan.warmup
     header = origin(Engines.EMULATED, CODE, runs[0].outcome.engines)
     return {
         "emulated": True,
-        "statement": STATEMENT,
-        "conditions": {**asdict(fleet), "concurrency": fleet.concurrency, **conditions},
-        "notes": [
-            f"An event carries {fleet.stream_interval} tokens (vLLM's own --stream-interval), so "
-            "that HTTP does not crowd out the steps; the first token comes alone.",
-            "Imbalance, idle share, loads and energy: from the fleet's record, in the steady "
-            f"window (from {warmup:.0%} of the requests completed until the last one was sent).",
-            "The idle share is modelled: t_l * imbalance / (workers * step time).",
-            "Throughput by steps: tokens of the steady window's steps over their engine seconds; "
-            "the baseline is chosen and compared by it. All other throughput and latency: at the "
-            "client, in wall seconds / time scale; latency counts from the sending, time in the "
-            "pool included.",
-            f"A request that has waited {STARVATION_S:g} engine seconds goes before all others.",
-        ],
+        "statement": world.statement,
+        "conditions": {**asdict(world.fleet), **conditions},
+        "notes": list(world.notes),
         "calibration": [asdict(trial) for trial in trials],
         KEY: header,
         "machine": {
@@ -114,38 +131,31 @@ def summary(
             }
             for run in runs
         ],
-        "comparison": _comparison(runs),
-        "warnings": warnings(runs),
+        "comparison": _comparison(world, runs),
+        "warnings": warnings(world, runs),
     }
 
 
-def _comparison(runs: Sequence[DemoRun]) -> Report | None:
-    ours, baseline = subject(runs), best_baseline(runs)
+def _comparison(world: World, runs: Sequence[DemoRun]) -> Report | None:
+    ours, baseline = subject(runs), best_baseline(world, runs)
     if ours is None or baseline is None or ours.steady is None or baseline.steady is None:
         return None
-    latency = "mean_tpot_ms"
     return {
         "subject": ours.name,
         "baseline": baseline.name,
-        "baseline_is": "the fastest other policy, in its better form of dispatch",
-        "throughput_ratio": ours.throughput_tok_s / baseline.throughput_tok_s,
-        "imbalance_ratio": ours.steady.imbalance_tokens / baseline.steady.imbalance_tokens,
-        "energy_per_token_ratio": (
-            ours.steady.energy_j_per_token / baseline.steady.energy_j_per_token
-        ),
-        "tpot_ratio": _milliseconds(ours, latency) / _milliseconds(baseline, latency),
+        "baseline_is": world.baseline_is,
+        **{
+            f"{name}_ratio": cast(float, figure(ours)) / cast(float, figure(baseline))
+            for name, figure in world.ratios.items()
+        },
     }
 
 
-def _milliseconds(run: DemoRun, key: str) -> float:
-    return cast(float, run.outcome.report[key])
-
-
-def warnings(runs: Sequence[DemoRun]) -> list[str]:
+def warnings(world: World, runs: Sequence[DemoRun]) -> list[str]:
     """Warnings about figures that are not reliable."""
     found = [f"{run.name}: {warning}" for run in runs for warning in _run_warnings(run)]
-    run, baseline = subject(runs), best_baseline(runs)
-    if run is None or baseline is None:
+    run, baseline = subject(runs), best_baseline(world, runs)
+    if run is None or baseline is None or world is PROMPTS:
         return found
     # In a short window the policies may have admitted prompts of unlike lengths.
     ours, theirs = run.admitted_tokens, baseline.admitted_tokens
@@ -176,21 +186,17 @@ def _run_warnings(run: DemoRun) -> Iterator[str]:
         )
 
 
-def demo_tables(runs: Sequence[DemoRun]) -> list[Table]:
-    """Tables of the fleet's and of the clients' view, one row per run."""
-    return [_table(runs, FLEET_COLUMNS), _table(runs, CLIENT_COLUMNS)]
-
-
-def _table(runs: Sequence[DemoRun], columns: Columns) -> Table:
-    baseline = best_baseline(runs)
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("policy and\ndispatch", no_wrap=True)
-    for title in columns:
-        table.add_column(title, justify="right", no_wrap=True)
+def demo_table(world: World, runs: Sequence[DemoRun]) -> Table:
+    """One row per run: BF-IO's bold, the best baseline's coloured."""
+    baseline = best_baseline(world, runs)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("policy", no_wrap=True)
+    for title in world.columns:
+        table.add_column(title.replace(", ", "\n"), justify="right", no_wrap=True)
     for run in runs:
         style = "bold" if run is subject(runs) else "cyan" if run is baseline else None
-        cells = (number(cell(run), 3) for cell in columns.values())
-        table.add_row(run.name.replace("-", " "), *cells, style=style)
+        cells = (number(cell(run), 3) for cell in world.columns.values())
+        table.add_row(run.outcome.plan.policy, *cells, style=style)
     return table
 
 
@@ -198,30 +204,110 @@ def _of_steps(name: str, unit: float = 1.0) -> Callable[[DemoRun], object]:
     return lambda run: None if run.steady is None else getattr(run.steady, name) / unit
 
 
-def _of_report(key: str, part: str | None = None) -> Callable[[DemoRun], object]:
+def _of_report(key: str, unit: float = 1.0) -> Callable[[DemoRun], object]:
     def cell(run: DemoRun) -> object:
-        report = run.outcome.report
-        window = report if part is None else cast(Report | None, report[part])
-        return None if window is None else window[key]
+        value = run.outcome.report[key]
+        return value / unit if isinstance(value, float) else value
 
     return cell
 
 
-FLEET_COLUMNS: Columns = {
-    "tok/s\n(steps)": _of_steps("throughput_tok_s"),
-    "imbal.\n1e4 tok": _of_steps("imbalance_tokens", 1e4),
-    "idle %\n(model)": _of_steps("idle_share", 0.01),
-    "energy\nJ/tok": _of_steps("energy_j_per_token"),
-    "load\ntokens": _of_steps("mean_load_tokens"),
-    "prompt\ntokens": _of_report("mean_admitted_prompt_tokens", "steady"),
-    "late %\np99": _of_steps("lateness_p99", 0.01),
+def _waited_percent(run: DemoRun) -> object:
+    """Of the ranks' time in steps, as the engines timed it."""
+    cluster = cast(Any, run.outcome.report["cluster"])
+    share = cluster and cluster["whole"]["idle_share"]
+    return None if share is None else 100 * share
+
+
+def _unanswered(run: DemoRun) -> object:
+    return cast(int, run.outcome.report["failed"]) + cast(int, run.outcome.report["lost"])
+
+
+_EVENTS = (
+    "An event carries 16 tokens (vLLM's own --stream-interval), so that HTTP does not crowd out "
+    "the steps; the first token comes alone."
+)
+_LATENCY: Columns = {
+    "TTFT mean, ms": _of_report("mean_ttft_ms"),
+    "TTFT p99, ms": _of_report("p99_ttft_ms"),
+    "TPOT, ms": _of_report("mean_tpot_ms"),
 }
-CLIENT_COLUMNS: Columns = {
-    "tok/s\nsteady": _of_report("output_throughput", "steady"),
-    "tok/s\nwhole": _of_report("output_throughput"),
-    "TPOT\nms": _of_report("mean_tpot_ms"),
-    "TTFT\nms": _of_report("mean_ttft_ms"),
-    "TTFT\np99 ms": _of_report("p99_ttft_ms"),
-    "\nerrors": _of_report("failed"),
-    "\nlost": _of_report("lost"),
-}
+DECODE = World(
+    name="decode",
+    title="Decode only, as in the papers: prompts are computed elsewhere",
+    statement="Emulated by the paper's step-time model: shows that it works, not a GPU's gain.",
+    fleet=Fleet(),
+    policies="jsq,least_tokens,bfio",
+    columns={
+        "output, tok/s": _of_steps("throughput_tok_s"),
+        "imbalance, 1e4 tok": _of_steps("imbalance_tokens", 1e4),
+        "idle, %": _of_steps("idle_share", 0.01),
+        **_LATENCY,
+        "energy, J/tok": _of_steps("energy_j_per_token"),
+        "failed, ": _unanswered,
+    },
+    legend=(
+        "8 workers step together; each step lasts as long as the worker with the most KV tokens "
+        "needs. Imbalance: tokens by which the others hold less, all together. Idle: time that "
+        "workers wait for the fullest. TTFT: time to the first token, TPOT: per further token. "
+        "320 clients keep the fleet full; jsq (fewest requests) and least_tokens (fewest KV "
+        "tokens) assign on arrival, bfio all waiting requests at once. Where slots are free and "
+        "requests few, least_tokens is as good."
+    ),
+    notes=(
+        _EVENTS,
+        "Imbalance, idle share, loads and energy: from the fleet's record, in the steady window "
+        "(from 30% of the requests completed until the last one was sent).",
+        "The idle share is modelled: t_l * imbalance / (workers * step time).",
+        "Throughput by steps: tokens of the steady window's steps over their engine seconds; the "
+        "baseline is chosen and compared by it. All other throughput and latency: at the client, "
+        "in wall seconds / time scale; latency counts from the sending, time in the pool included.",
+        f"A request that has waited {STARVATION_S:g} engine seconds goes before all others.",
+    ),
+    worth=lambda run: run.throughput_tok_s,
+    baseline_is="the fastest other policy",
+    ratios={
+        "throughput": lambda run: run.throughput_tok_s,
+        "imbalance": _of_steps("imbalance_tokens"),
+        "energy_per_token": _of_steps("energy_j_per_token"),
+        "tpot": _of_report("mean_tpot_ms"),
+    },
+)
+PROMPTS = World(
+    name="prompts",
+    title="Conversations with shared prefixes, on ranks that compute prompts and cache prefixes",
+    statement="Emulated engines with a modelled step time: shows that it works, not a GPU's gain.",
+    fleet=Fleet(
+        slots=128,
+        pool=0,
+        step_time="5e-3,9.5e-8,0,5e-5",
+        more=("--batch-tokens", "2048", "--time-waits"),
+    ),
+    policies="least_tokens,prefix_score,least_prefill,bfio",
+    columns={
+        **_LATENCY,
+        "prefix hits, %": _of_report("cached_prompt_share", 0.01),
+        "idle, %": _waited_percent,
+        "failed, ": _unanswered,
+    },
+    legend=(
+        "8 ranks step together; each step lasts as long as the rank with the most prompt and KV "
+        "tokens needs. Prefix hits: prompt tokens that an engine had cached, by its own count. "
+        "Idle: time that ranks wait for the slowest. least_tokens knows no caches; prefix_score "
+        "(llm-d's weights), least_prefill (fewest prompt tokens to compute) and bfio do. bfio, "
+        "the default, weighs prompts, caches and decoding by the learned cost of a step; where "
+        "nobody waits it is the rule barrier_time."
+    ),
+    notes=(
+        _EVENTS,
+        "Conversations of 5 turns on 4 system prompts, at fixed times; from cold caches.",
+        "TTFT and TPOT: of all requests, at the client, in wall seconds / time scale, from the "
+        "time that a request was due. Prefix hits: by the engines' usage. Idle: as engines timed.",
+    ),
+    worth=lambda run: -cast(float, run.outcome.report["mean_ttft_ms"] or math.inf),
+    baseline_is="the other policy with the soonest first tokens",
+    ratios={"ttft": _of_report("mean_ttft_ms"), "tpot": _of_report("mean_tpot_ms")},
+    requests=800,
+    time_scale=0.5,
+)
+WORLDS = {world.name: world for world in (DECODE, PROMPTS)}

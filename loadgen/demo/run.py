@@ -55,7 +55,11 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """One run; times in engine seconds, ``time_scale`` in wall seconds per engine second."""
+    """One run; times in engine seconds, ``time_scale`` in wall seconds per engine second.
+
+    Attributes:
+        arrivals: as ``evenstep replay`` takes it; None: the fleet's closed loop.
+    """
 
     policy: str
     dispatch: Dispatch
@@ -65,6 +69,8 @@ class RunPlan:
     time_scale: float
     warmup: float = 0.3
     starvation_s: float = STARVATION_S
+    trace: str = "burstgpt"
+    arrivals: str | None = None
 
     @property
     def name(self) -> str:
@@ -165,7 +171,8 @@ def replay_arguments(plan: RunPlan, fleet: Fleet, url: str, report_file: Path) -
     """Arguments of the replay's command."""
     return [
         "replay",
-        *("--url", url, "--arrivals", f"closed:{fleet.concurrency}"),
+        *("--url", url, "--trace", plan.trace),
+        *("--arrivals", plan.arrivals or f"closed:{fleet.concurrency}"),
         *("--requests", str(plan.requests), "--seed", str(plan.seed)),
         *("--max-tokens", str(plan.cap_tokens), "--time-scale", f"{plan.time_scale:g}"),
         *("--warmup", f"{plan.warmup:g}"),

@@ -26,6 +26,7 @@ class RequestResult:
 
     Attributes:
         output_tokens: tokens in the engine's usage event.
+        cached_tokens: tokens of the prompt that the engine had cached; None: it told of none.
         scheduled_s: time at which it was due; latency counts from here.
         first_s: arrival of the first content; None if there was none.
         gaps_s: gaps between consecutive arrivals of content.
@@ -42,6 +43,7 @@ class RequestResult:
     gaps_s: Sequence[float] = ()
     status: int | None = 200
     error: str | None = None
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,7 @@ def summarize(run: Run, conditions: Conditions) -> Report:
         "errors": dict(errors.most_common()),
         "total_input_tokens": sum(result.prompt_tokens for result in done),
         "total_output_tokens": sum(result.output_tokens for result in done),
+        "cached_prompt_share": _cached_share(done),
         **_rates(run, done, conditions),
         **_spread("ttft", map(_ttft_s, done), scale),
         **_spread("tpot", (_tpot_s(each) for each in done if each.output_tokens > 1), scale),
@@ -197,6 +200,14 @@ def _rates(run: Run, done: Sequence[RequestResult], conditions: Conditions) -> R
         "output_throughput": ratio(output_tokens, duration_s),
         "total_token_throughput": ratio(total_tokens, duration_s),
     }
+
+
+def _cached_share(done: Sequence[RequestResult]) -> float | None:
+    """None where no answer told of cached tokens: engines tell only if asked to."""
+    if all(result.cached_tokens is None for result in done):
+        return None
+    cached = sum(result.cached_tokens or 0 for result in done)
+    return ratio(cached, sum(result.prompt_tokens for result in done))
 
 
 def _ttft_s(result: RequestResult) -> float:

@@ -34,6 +34,7 @@ def replay_table(report: Report) -> RenderableType:
         ("requests/s", "request_throughput"),
         ("good requests/s", "request_goodput"),
         ("mean admitted prompt, tokens", "mean_admitted_prompt_tokens"),
+        ("cached, share of prompt tokens", "cached_prompt_share"),
     ):
         if report[key] is not None:
             table.add_row(label, number(report[key]), number(steady.get(key)))

@@ -159,6 +159,7 @@ class Replayer:
             RequestResult(
                 prompt_tokens=request.prompt_tokens,
                 output_tokens=stream.output_tokens or 0,
+                cached_tokens=stream.cached_tokens,
                 scheduled_s=scheduled_s,
                 sent_s=sent_s,
                 first_s=stream.first_s,

@@ -12,9 +12,13 @@ ABSENT = (b"", b"null")
 REMARKABLE = (b'"completion_tokens"', b'"error"', DONE)
 
 
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
 class _Usage(msgspec.Struct):
     completion_tokens: int
-    prompt_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
 
 
 class _Event(msgspec.Struct):
@@ -35,15 +39,20 @@ class CompletionStream:
         gaps_s: gaps between arrivals of content; an arrival may carry several events, an event
             several tokens.
         output_tokens: tokens in the usage event; None until then.
+        cached_tokens: tokens of the prompt that the engine had cached, if the event tells.
         error: message of an error event, or the problem with an event.
     """
 
-    __slots__ = ("_last_s", "_rest", "done", "error", "first_s", "gaps_s", "output_tokens")
+    __slots__ = (
+        *("_last_s", "_rest", "cached_tokens", "done", "error", "first_s", "gaps_s"),
+        "output_tokens",
+    )
 
     def __init__(self) -> None:
         self.first_s: float | None = None
         self.gaps_s: list[float] = []
         self.output_tokens: int | None = None
+        self.cached_tokens: int | None = None
         self.done = False
         self.error: str | None = None
         self._last_s = 0.0
@@ -81,6 +90,8 @@ class CompletionStream:
             return
         if event.usage is not None:
             self.output_tokens = event.usage.completion_tokens
+            if event.usage.prompt_tokens_details is not None:
+                self.cached_tokens = event.usage.prompt_tokens_details.cached_tokens
         if bytes(event.error) not in ABSENT:
             self.error = f"error event: {error_message(bytes(payload))}"
         elif event.object == "error":

@@ -1,8 +1,8 @@
-"""Pictures of a demo's runs: load per worker and power over time. Needs the extra ``plots``."""
+"""Pictures of a demo's runs, over time and as bars. Needs the extra ``plots``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import accumulate
@@ -83,6 +83,22 @@ def draw_power(path: Path, panels: Sequence[Panel], caption: str) -> None:
     axes.set_title("power of a worker, mean of all: the area below a curve is energy", fontsize=11)
     axes.legend(frameon=False, loc="lower left")
     _finish(axes)
+    _save(figure, path, caption)
+
+
+def draw_bars(
+    path: Path, names: Sequence[str], figures: Mapping[str, Sequence[float]], caption: str
+) -> None:
+    """A panel per figure with a bar per run, the last one's highlighted (PNG)."""
+    figure = _figure()
+    every_axes = figure.subplots(1, len(figures), sharey=True, squeeze=False)[0]
+    colours = ["0.65"] * (len(names) - 1) + ["C0"]
+    for axes, (title, values) in zip(every_axes, figures.items(), strict=True):
+        axes.bar_label(axes.barh(names, values, color=colours), fmt="%.3g", padding=3)
+        axes.set_title(title, fontsize=11)
+        _finish(axes)
+        axes.set_xlim(0, 1.25 * max(values))
+    every_axes[0].invert_yaxis()
     _save(figure, path, caption)
 
 
