@@ -24,7 +24,9 @@ def demo() -> Table:
         *("throughput, tok/s", "TPOT, ms", "TTFT mean / p99, ms", "J per token"),
         *("mean load, tokens", "mean prompt admitted", "errors, lost"),
     )
-    return words_table(header, [_demo_row(run) for run in kept("demo/summary.json")["runs"]])
+    return words_table(
+        header, [_demo_row(run) for run in kept("demo/summary.json")["decode"]["runs"]]
+    )
 
 
 def demo_short() -> Table:
@@ -52,7 +54,7 @@ def _demo_row(run: Figures) -> Row:
 
 def demo_comparison() -> str:
     """BF-IO beside the faster baseline of the demo."""
-    ratios = kept("demo/summary.json")["comparison"]
+    ratios = kept("demo/summary.json")["decode"]["comparison"]
     policy, _, dispatch = ratios["baseline"].partition("-")
     return (
         f"Against the faster baseline in its better form of dispatch (`{policy}`, {dispatch}): "

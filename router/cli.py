@@ -102,7 +102,7 @@ COMMANDS = {
         LOOK,
         "loadgen.demo.demo_command:demo",
         "Compare policies on this machine, from nothing to a picture.",
-        "evenstep demo --policies jsq,least_tokens,bfio --out out/demo",
+        "evenstep demo --worlds prompts --out out/demo",
     ),
     "simulate decode": _Command(
         RESEARCH,

@@ -11,7 +11,7 @@ from loadgen.traces.trace_files import BLOCK_TOKENS
 TURNS = 5
 _STARTS_PER_S = 8.0
 # From turn to turn; more or less by half.
-_PAUSE_S = 5.0
+_PAUSE_S = 4.0
 _SYSTEM_PROMPTS = 4
 _SYSTEM_BLOCKS = 8
 # Of a user's message or a tool's result: lognormal. The few longest ones keep a rank busy alone.

@@ -307,7 +307,7 @@ PROMPTS = World(
     worth=lambda run: -cast(float, run.outcome.report["mean_ttft_ms"] or math.inf),
     baseline_is="the other policy with the soonest first tokens",
     ratios={"ttft": _of_report("mean_ttft_ms"), "tpot": _of_report("mean_tpot_ms")},
-    requests=800,
+    requests=600,
     time_scale=0.5,
 )
 WORLDS = {world.name: world for world in (DECODE, PROMPTS)}

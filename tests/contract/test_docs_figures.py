@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEMO, ADMISSION = "docs/results/demo.md", "docs/admission.md"
 LIVE = "docs/results/live.md"
 SIMULATED, COST = "docs/results/simulated.md", "docs/results/router-cost.md"
-SUMMARY: dict[str, Any] = json.loads((ROOT / "tests/data/demo/summary.json").read_text())
+SUMMARY: dict[str, Any] = json.loads((ROOT / "tests/data/demo/summary.json").read_text())["decode"]
 
 
 def table_rows(page: str) -> dict[str, list[str]]:

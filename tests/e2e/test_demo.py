@@ -39,29 +39,35 @@ def test_small_demo(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary == json.loads((out / "summary.json").read_text())
-    runs = [f"{run['policy']}-{run['dispatch']}" for run in summary["runs"]]
-    assert runs == ["jsq-pool", "jsq-instant", "bfio-pool"]
-    assert {run["complete"] for run in summary["runs"]} == {True}
-    assert {run["replay"]["lost"] for run in summary["runs"]} == {0}
-    assert "not a GPU's gain" in done.stderr
-    assert summary["conditions"]["requests"] == 200
-    assert summary["calibration"] == []
-    pictures = ["loads.png", "power.png"]
+    assert set(summary) == {"decode", "prompts"}
+    for world in summary.values():
+        runs = [f"{run['policy']}-{run['dispatch']}" for run in world["runs"]]
+        assert runs == ["jsq-instant", "bfio-pool"]
+        assert {run["complete"] for run in world["runs"]} == {True}
+        assert {run["replay"]["lost"] for run in world["runs"]} == {0}
+        assert world["conditions"]["requests"] == 200
+        assert world["calibration"] == []
+    assert done.stderr.count("not a GPU's gain") == 2
+    pictures = ["loads.png", "power.png", "prompts.png"]
     if find() is None:
         assert "No picture of the status page: no Chromium here" in done.stderr
     else:
         pictures += ["page.png", "page-dark.png"]
     for name in pictures:
         assert (out / name).stat().st_size > 10_000
-    for run in summary["runs"]:
-        steps = read_record(out / run["record"])
+    for run in summary["decode"]["runs"]:
+        steps = read_record(out / "decode" / run["record"])
         tokens = sum(sum(step.running) for step in steps)
         assert tokens == run["replay"]["total_output_tokens"]
+    for run in summary["prompts"]["runs"]:
+        # The system prompts alone are half of the prompts.
+        assert 0.4 < run["replay"]["cached_prompt_share"] < 1
+        assert 0 < run["replay"]["cluster"]["whole"]["idle_share"] < 1
 
 
 def test_the_routers_figures_agree_with_the_fleets(tmp_path: Path) -> None:
     """Without a Chromium on its path it takes no pictures of the page, for which it runs on."""
-    command = [*DEMO, "--policies", "bfio", "--out", str(tmp_path)]
+    command = [*DEMO, "--worlds", "decode", "--policies", "bfio", "--out", str(tmp_path)]
     command += ["--requests", "900", "--time-scale", "1.5"]
     alone = {**os.environ, "PATH": str(tmp_path)}
     done = subprocess.run(
@@ -69,7 +75,7 @@ def test_the_routers_figures_agree_with_the_fleets(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "page.png").exists()
-    (run,) = json.loads((tmp_path / "summary.json").read_text())["runs"]
+    (run,) = json.loads((tmp_path / "summary.json").read_text())["decode"]["runs"]
     truth, seen = run["steps_whole"], run["replay"]["cluster"]["whole"]
     assert seen["steps"] == pytest.approx(truth["steps"], rel=0.02)
     assert seen["mean_load_tokens"] == pytest.approx(truth["mean_load_tokens"], rel=0.03)
@@ -103,6 +109,7 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path, number: sign
     ("arguments", "message"),
     [
         (("--policies", "jsq,fastest"), "--policies: unknown 'fastest'; choose from"),
+        (("--worlds", "mars"), "--worlds: unknown 'mars'; choose from decode, prompts"),
         (("--out", "/dev/null/demo"), "--out: cannot write to /dev/null/demo"),
         (("--time-scale", "0"), "--time-scale"),
         (("--json", "no/x.json"), "--json: cannot write no/x.json: there is no folder no"),

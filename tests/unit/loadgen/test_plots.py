@@ -7,7 +7,13 @@ import pytest
 
 import loadgen.report.load_pictures
 from loadgen.emulator.record import StepRecord
-from loadgen.report.load_pictures import Panel, draw_loads, draw_power, require_matplotlib
+from loadgen.report.load_pictures import (
+    Panel,
+    draw_bars,
+    draw_loads,
+    draw_power,
+    require_matplotlib,
+)
 from router.core.errors import ConfigError
 
 RECORD = [
@@ -32,3 +38,9 @@ def test_matplotlib_is_asked_for_by_its_extra(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(loadgen.report.load_pictures, "find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match="pip install matplotlib"):
         require_matplotlib()
+
+
+def test_bars_of_runs(tmp_path: Path) -> None:
+    path = tmp_path / "bars.png"
+    draw_bars(path, ["jsq", "bfio"], {"TTFT": [300.0, 100.0], "failed": [0.0, 0.0]}, "emulated")
+    assert path.read_bytes().startswith(b"\x89PNG")

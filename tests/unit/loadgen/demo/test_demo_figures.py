@@ -9,14 +9,28 @@ import pytest
 from rich.console import Console
 
 from loadgen.demo.budget import Allowance, Trial, calibrate, least_late
-from loadgen.demo.demo_report import DemoRun, best_baseline, demo_tables, subject, summary, warnings
+from loadgen.demo.conversations import TURNS, write_conversations
+from loadgen.demo.demo_report import (
+    DECODE,
+    PROMPTS,
+    DemoRun,
+    World,
+    best_baseline,
+    demo_table,
+    subject,
+    summary,
+    warnings,
+)
 from loadgen.demo.figures import LATENESS_LIMIT, steady_steps, step_figures
 from loadgen.demo.run import Fleet, Outcome, RunPlan
 from loadgen.emulator.record import StepRecord
 from loadgen.replay.replay_results import Conditions, RequestResult, Run, Window, summarize
+from loadgen.traces.trace import load_trace
+from loadgen.traces.trace_files import BLOCK_TOKENS
 from router.core.types import Dispatch
 
 FLEET = Fleet(workers=2, slots=4, step_time="0.01,0.001")
+WORLD = dataclasses.replace(DECODE, fleet=FLEET)
 
 
 def step(number: int, late: float = 0.01, loads: tuple[int, int] = (30, 10)) -> StepRecord:
@@ -150,15 +164,15 @@ RUNS = [
 ]
 
 
-def test_the_better_form_is_the_baseline() -> None:
-    baseline, ours = best_baseline(RUNS), subject(RUNS)
+def test_the_best_other_run_is_the_baseline() -> None:
+    baseline, ours = best_baseline(WORLD, RUNS), subject(RUNS)
     assert baseline is RUNS[1]
     assert ours is RUNS[2]
-    assert best_baseline(RUNS[2:]) is subject(RUNS[:2]) is None
+    assert best_baseline(WORLD, RUNS[2:]) is subject(RUNS[:2]) is None
 
 
 def test_summary() -> None:
-    found = json.loads(json.dumps(summary(RUNS, trials(0.05), FLEET, {"seed": 0})))
+    found = json.loads(json.dumps(summary(WORLD, RUNS, trials(0.05), {"seed": 0})))
     assert found["emulated"] is True
     assert "not a GPU's gain" in found["statement"]
     assert found["conditions"]["seed"] == 0
@@ -178,7 +192,7 @@ def test_warnings() -> None:
     window = Window(0.0, 300.0)
 
     def found(**changes: Any) -> list[str]:
-        return warnings([DemoRun.of(outcome(**changes), FLEET)])
+        return warnings(WORLD, [DemoRun.of(outcome(**changes), FLEET)])
 
     assert found(steps=many, steady=window) == []
     (failed,) = found(steps=many, steady=window, failed=True)
@@ -202,20 +216,52 @@ def test_windows_of_unlike_work_are_told_apart(tokens: float, said: bool) -> Non
         }
         return DemoRun.of(dataclasses.replace(found, report=report), FLEET)
 
-    told = warnings([run("jsq", 100.0), run("bfio", tokens)])
+    told = warnings(WORLD, [run("jsq", 100.0), run("bfio", tokens)])
     assert [warning.endswith("longer windows") for warning in told] == [True] * said
 
 
 def test_no_comparison_without_both_sides() -> None:
-    assert summary(RUNS[2:], [], FLEET, {})["comparison"] is None
+    assert summary(WORLD, RUNS[2:], [], {})["comparison"] is None
 
 
-def test_tables_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("world", [DECODE, PROMPTS])
+def test_tables_fit_a_terminal(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(width=80)
     short = DemoRun.of(outcome("least_tokens", Dispatch.INSTANT, steady=None), FLEET)
-    for table in demo_tables([*RUNS, short]):
-        console.print(table)
+    console.print(demo_table(world, [*RUNS, short]))
     printed = capsys.readouterr().out
     assert "…" not in printed
-    assert printed.count("least_tokens instant") == 2
+    assert printed.count("least_tokens") == 1
     assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_with_prompts_the_soonest_first_tokens_are_the_baseline() -> None:
+    def run(policy: str, ttft_ms: float) -> DemoRun:
+        found = outcome(policy)
+        report = {**found.report, "mean_ttft_ms": ttft_ms, "mean_tpot_ms": 40.0}
+        return DemoRun.of(dataclasses.replace(found, report=report), FLEET)
+
+    runs = [run("least_tokens", 900.0), run("least_prefill", 400.0), run("bfio", 300.0)]
+    found = cast(dict[str, object], summary(PROMPTS, runs, [], {})["comparison"])
+    assert found["baseline"] == "least_prefill-pool"
+    assert found["ttft_ratio"] == pytest.approx(0.75)
+    assert found["tpot_ratio"] == 1
+
+
+def test_conversations_repeat_their_prompts(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("one", "again", "fewer")]
+    for path, requests in zip(paths, (60, 60, 57), strict=True):
+        write_conversations(path, requests, seed=3)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert len(load_trace(paths[2]).requests) == 57
+    rows = load_trace(paths[0]).requests
+    known: set[int] = set()
+    found = []
+    for row in rows:
+        full = row.prompt_tokens // BLOCK_TOKENS
+        assert len(row.blocks) == full + 1
+        found.append(sum(id_ in known for id_ in row.blocks))
+        known.update(row.blocks[:full])
+    # But for the first of each system prompt all find that one, and later turns find more.
+    assert found.count(0) == 4
+    assert sum(blocks > 8 for blocks in found) > len(rows) * (TURNS - 1) / TURNS / 2
