@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from loadgen.emulator.record import StepRecord
+from loadgen.report.numbers import number
 from router.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -94,10 +95,11 @@ def draw_bars(
     every_axes = figure.subplots(1, len(figures), sharey=True, squeeze=False)[0]
     colours = ["0.65"] * (len(names) - 1) + ["C0"]
     for axes, (title, values) in zip(every_axes, figures.items(), strict=True):
-        axes.bar_label(axes.barh(names, values, color=colours), fmt="%.3g", padding=3)
+        labels = [number(value, 3) for value in values]
+        axes.bar_label(axes.barh(names, values, color=colours), labels, padding=3)
         axes.set_title(title, fontsize=11)
         _finish(axes)
-        axes.set_xlim(0, 1.25 * max(values))
+        axes.set_xlim(0, 1.4 * max(values) or 1)
     every_axes[0].invert_yaxis()
     _save(figure, path, caption)
 
