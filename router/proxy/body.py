@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from router.core.errors import InvalidRequestError
-from router.core.prefix.sent_prompts import MOST_NAME_BYTES
+from router.core.prefix.sessions import MOST_NAME_BYTES
 from router.core.request_limits import DEFAULT_LIMITS, RequestLimits
 from router.core.types import Content
 from router.dispatch.models import CachedModel

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from router.core.prefix.sent_prompts import session_content
+from router.core.prefix.sessions import session_content
 from router.core.request_limits import RequestLimits
 from router.core.types import Request as PoolRequest
 from router.proxy.body import ParsedRequest, parse, parse_message, parse_response, too_many_slots

@@ -9,7 +9,7 @@ import pytest
 from docs.prefix_tables import foretold_texts, index_cost, plugin_cost
 from engine_patches.stream import cached_blocks
 from loadgen.figures.tables import Table
-from router.core.prefix import block_index, correspondence, sent_prompts
+from router.core.prefix import block_index, correspondence, sent_prompts, sessions
 from router.core.prefix.text_chunks import CHUNK_BYTES
 from router.metrics.prefixes import PREFIX_ROWS
 from tests.support.docs import text_of, words
@@ -30,7 +30,7 @@ def test_bounds_are_those_of_the_code() -> None:
     assert f"else {sent_prompts.MOST_TOKENS:,}" in SAID
     assert sent_prompts.KEPT_S == 600
     assert "not sent for ten minutes" in SAID
-    assert f"longer one than {sent_prompts.MOST_NAME_BYTES} bytes" in SAID
+    assert f"longer one than {sessions.MOST_NAME_BYTES} bytes" in SAID
     assert f"more than {cached_blocks.MOST_BLOCKS:,} blocks" in SAID
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from router.core.prefix.ids import chain, seed
 from router.core.prefix.prefixes import Prefixes
-from router.core.prefix.sent_prompts import session_content
+from router.core.prefix.sessions import session_content
 from router.core.prefix.text_chunks import seed as text_seed
 from router.core.prefix.text_chunks import text_content
 from router.core.types import Content, Request

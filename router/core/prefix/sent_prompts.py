@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,20 +23,6 @@ KEPT_S = 600.0
 
 PART_TOKENS = 8 * PIECE_TOKENS
 """Of a prompt of token ids: as much as a chunk of text has, about."""
-
-MOST_NAME_BYTES = 256
-"""Longer names of sessions are ignored."""
-
-
-def session_content(tenant: str, name: bytes, *apart: bytes) -> Content | None:
-    """Content of a prompt that is not visible, in a session; ``apart``: what else divides caches.
-
-    The name is the client's, and a tenant's own.
-    """
-    if not 0 < len(name) <= MOST_NAME_BYTES:
-        return None
-    told = b"".join(b"%d %b" % (len(each), each) for each in (tenant.encode(), name, *apart))
-    return Content(session=blake2b(told, digest_size=ID_BYTES).digest())
 
 
 def parts(content: Content) -> bytes:

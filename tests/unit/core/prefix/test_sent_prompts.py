@@ -9,14 +9,13 @@ from router.core.prefix.ids import chain, seed
 from router.core.prefix.prefixes import LOOK_AGAIN_S, Prefixes
 from router.core.prefix.sent_prompts import (
     KEPT_S,
-    MOST_NAME_BYTES,
     MOST_TOKENS,
     PART_TOKENS,
     SentPrompts,
     ends,
     parts,
-    session_content,
 )
+from router.core.prefix.sessions import MOST_NAME_BYTES, session_content
 from router.core.prefix.text_chunks import seed as text_seed
 from router.core.prefix.text_chunks import text_content
 from router.core.types import Content, Request

@@ -18,7 +18,7 @@ from router.core.events import (
 )
 from router.core.prefix.hit_totals import HitTotals
 from router.core.prefix.ids import chain, seed
-from router.core.prefix.sent_prompts import session_content
+from router.core.prefix.sessions import session_content
 from router.core.state.cluster import Cluster
 from router.core.state.foreign_load import Gauges
 from router.core.types import (
