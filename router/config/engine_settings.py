@@ -27,8 +27,9 @@ class EngineSettings(SettingGroup):
     workers: tuple[WorkerSpec, ...] = setting(
         (),
         "A worker, may be repeated: URL, then any of ,group=NAME ,role=prefill|decode "
-        ",rank=R ,slots=N ,snapshots=ENDPOINT ,server_key=KEY|FILE ,kv_bootstrap=URL "
-        ",power=ENDPOINT ,service_rate=R ,id=NAME without spaces.",
+        ",rank=R ,slots=N ,snapshots=ENDPOINT ,server_key=KEY|FILE ,kv_events=ENDPOINT "
+        ",kv_replay=ENDPOINT ,kv_bootstrap=URL ,power=ENDPOINT ,service_rate=R ,id=NAME "
+        "without spaces.",
         metavar="SPEC",
         live=True,
     )

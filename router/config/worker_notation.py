@@ -26,6 +26,8 @@ class _Table(BaseModel):
     rank: int | None = Field(default=None, ge=0, le=65_535)
     slots: int | None = Field(default=None, ge=1, le=1_000_000)
     snapshots: str | None = None
+    kv_events: str | None = None
+    kv_replay: str | None = None
     server_key: str | None = None
     kv_bootstrap: str | None = None
     power: str | None = None
@@ -107,18 +109,7 @@ def _spec(table: _Table) -> WorkerSpec:
             )
     if table.group.endswith(prefill_stage("")):
         raise ConfigError(f"group {table.group!r}: a name that ends so means prefill workers")
-    for name, endpoint in (("snapshots", table.snapshots), ("power", table.power)):
-        if endpoint is None:
-            continue
-        if not re.match(r"tcp://[\w.:%\[\]-]+:\d+$|ipc://.", endpoint):
-            raise ConfigError(f"{name} {endpoint!r} should be tcp://HOST:PORT or ipc://PATH")
-        full_endpoint(endpoint)
-        if table.server_key is None and not is_local(endpoint):
-            raise ConfigError(
-                f"{name} {endpoint} can be read and forged by other machines: give server_key=, "
-                "the engine's public CURVE key, and --secret-key-file; or use an endpoint on "
-                "127.0.0.1"
-            )
+    _check_endpoints(table)
     if table.kv_bootstrap is not None:
         if table.role != "prefill":
             raise ConfigError("kv_bootstrap is for a worker with role=prefill")
@@ -131,8 +122,32 @@ def _spec(table: _Table) -> WorkerSpec:
         rank=table.rank,
         slots=table.slots,
         snapshots=table.snapshots,
+        kv_events=table.kv_events,
+        kv_replay=table.kv_replay,
         server_key=None if table.server_key is None else read_public_key(table.server_key),
         kv_bootstrap=table.kv_bootstrap and table.kv_bootstrap.rstrip("/"),
         power=table.power,
         service_rate=table.service_rate,
     )
+
+
+def _check_endpoints(table: _Table) -> None:
+    for name in ("snapshots", "power", "kv_events", "kv_replay"):
+        endpoint = getattr(table, name)
+        if endpoint is None:
+            continue
+        if not re.match(r"tcp://[\w.:%\[\]-]+:\d+$|ipc://.", endpoint):
+            raise ConfigError(f"{name} {endpoint!r} should be tcp://HOST:PORT or ipc://PATH")
+        if name.startswith("kv_"):
+            continue  # vLLM has no keys for them
+        full_endpoint(endpoint)
+        if table.server_key is None and not is_local(endpoint):
+            raise ConfigError(
+                f"{name} {endpoint} can be read and forged by other machines: give server_key=, "
+                "the engine's public CURVE key, and --secret-key-file; or use an endpoint on "
+                "127.0.0.1"
+            )
+    if table.kv_events is not None and table.snapshots is not None:
+        raise ConfigError("kv_events is for engines without the plug-in: leave it or snapshots out")
+    if table.kv_replay is not None and table.kv_events is None:
+        raise ConfigError("kv_replay repeats what kv_events tells: give both")

@@ -46,6 +46,14 @@ class SnapshotReceived(_Event, frozen=True):
     received_s: float
 
 
+class CacheTold(_Event, frozen=True):
+    """KV events arrived: ``cache`` tells only of the blocks that a worker has cached."""
+
+    worker_id: str
+    cache: Snapshot
+    received_s: float
+
+
 class GaugesReceived(_Event, frozen=True):
     """Gauges of a worker without fresh snapshots; None: they could not be read."""
 
@@ -177,6 +185,6 @@ RequestEvent = (
     Dispatched | Began | Progressed | PromptCounted | Prefilled | Fetched | Returned | Ended
 )
 AnswerEvent = Succeeded | Failed | Refused | RestRequested
-StateEvent = SnapshotReceived | GaugesReceived | FeedStale | PowerTold
+StateEvent = SnapshotReceived | CacheTold | GaugesReceived | FeedStale | PowerTold
 WorkerEvent = WorkerUp | WorkerDown | EngineFailed | StateEvent
 Event = Arrived | WorkerEvent | AnswerEvent | RequestEvent

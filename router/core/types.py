@@ -174,6 +174,8 @@ class WorkerSpec:
         role: ``prefill`` computes prompts for the other workers of its group, which answer.
         snapshots: ZMQ endpoint of the state stream; None: the engine has no plug-in.
         server_key: public CURVE key of the engine or agent; None: messages are not secured.
+        kv_events: ZMQ endpoint of vLLM's KV events, of an engine without the plug-in.
+        kv_replay: ZMQ endpoint that repeats those.
         power: ZMQ endpoint of the agent that reports its power; None: only snapshots may.
         kv_bootstrap: URL of a prefill engine's bootstrap server, for Mooncake's connector.
         service_rate: planned requests per second of each slot; None: not planned.
@@ -186,6 +188,8 @@ class WorkerSpec:
     rank: int | None = None
     slots: int | None = None
     snapshots: str | None = None
+    kv_events: str | None = None
+    kv_replay: str | None = None
     server_key: str | None = None
     kv_bootstrap: str | None = None
     power: str | None = None

@@ -30,13 +30,14 @@ def check_workers(specs: Sequence[WorkerSpec]) -> None:
                 "several ranks, give each worker another rank=; else leave one out"
             )
         ranks[spec.rank] = spec
-        if spec.snapshots is None:
-            continue
-        if (other := by_endpoint.setdefault(spec.snapshots, spec)) is not spec:
-            raise ConfigError(
-                f"workers {other.id!r} and {spec.id!r} have one snapshot endpoint, "
-                f"{spec.snapshots}: each worker publishes on its own"
-            )
+        for name, endpoint in (("snapshot", spec.snapshots), ("kv_events", spec.kv_events)):
+            if endpoint is None:
+                continue
+            if (other := by_endpoint.setdefault(endpoint, spec)) is not spec:
+                raise ConfigError(
+                    f"workers {other.id!r} and {spec.id!r} have one {name} endpoint, "
+                    f"{endpoint}: each worker publishes on its own"
+                )
     _check_roles(specs)
 
 

@@ -39,6 +39,7 @@ from router.dispatch.models import ModelTable
 from router.engines.gauges import GaugeReader, GaugeSettings
 from router.engines.health_checks import HealthMonitor, HealthSettings
 from router.engines.http_client import HttpClient
+from router.engines.kv_event_reader import KvEventReader
 from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
 from router.engines.worker_identity import SharedUrls
@@ -178,6 +179,13 @@ class Router:
             lambda: dispatcher.waiting,
             dispatcher.prompt_budget,
         )
+        self.kv_events = KvEventReader(
+            specs,
+            dispatcher.apply,
+            lambda worker_id: cluster.group_of(worker_id).prefixes.tells(worker_id),
+            self.clock,
+            self.snapshots.sockets,
+        )
         dispatcher.read_before_rounds(self.snapshots.sockets)
         self.gauges = GaugeReader(
             specs,
@@ -203,7 +211,10 @@ class Router:
             ),
         )
         # In this order a worker that joins gets known.
-        followers = (self.urls, self.agents, self.gauges, self.models, self.health, self.snapshots)
+        followers = (
+            *(self.urls, self.agents, self.gauges, self.models, self.health, self.snapshots),
+            self.kv_events,
+        )
         self.fleet = Fleet(cluster, dispatcher, followers, self.attempts.break_off, specs)
 
     def _show(self) -> None:
@@ -254,6 +265,7 @@ class Router:
     async def running(self) -> AsyncIterator[None]:
         """Background work; the block begins when each engine was checked once."""
         self.snapshots.start()
+        self.kv_events.start()
         gc.freeze()
         parts: tuple[_Runs, ...] = (
             self.health,
@@ -273,6 +285,7 @@ class Router:
             for task in running:
                 task.cancel()
         self.snapshots.close()
+        self.kv_events.close()
         await self.client.aclose()
         # After a clean end both are 0.
         waiting, flying = self.dispatcher.under_way

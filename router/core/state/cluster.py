@@ -15,6 +15,7 @@ from router.core.events import (
     AnswerEvent,
     Arrived,
     Began,
+    CacheTold,
     Dispatched,
     Ended,
     EngineFailed,
@@ -199,6 +200,9 @@ class Cluster:
         match event:
             case SnapshotReceived():
                 return self._group_of[event.worker_id].receive(event)
+            case CacheTold():
+                told = event.worker_id, event.cache, event.received_s
+                self._group_of[event.worker_id].prefixes.heard(*told)
             case Arrived():
                 self._wait(event.request)
             case WorkerUp() | WorkerDown() | EngineFailed():
