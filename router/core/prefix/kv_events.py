@@ -158,10 +158,10 @@ class KvEventStream:
         parent = self._parent(event)
         if parent is None or len(event.token_ids) != size * len(hashes):
             return
+        extra = event.extra_keys or [None] * len(hashes)
         first = event.parent_block_hash is None
         own = array("Q", block_ids(chain(event.token_ids, parent), size))
-        for place, hash_ in enumerate(hashes):
-            keys = event.extra_keys[place] if event.extra_keys else None
+        for place, (hash_, keys) in enumerate(zip(hashes, extra, strict=False)):
             if not _plain(keys, event.lora_name, salted=first and not place):
                 return
             before = self._known.get(hash_)

@@ -1,0 +1,111 @@
+"""What a real vLLM without the plug-in finds in its cache, beside what its KV events foretell."""
+
+import asyncio
+import json
+import random
+import time
+from array import array
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from router.core.prefix.ids import chain, seed
+from router.core.prefix.prefixes import Prefixes
+from router.core.types import Content, Request, WorkerSpec
+from router.engines.kv_event_reader import KvEventReader
+from router.engines.zmq_reader import SocketReader
+from tests.support.core import token
+from tests.support.emulated import eventually
+from tests.support.engine import MODEL, Installation, running_engine
+from tests.support.server import free_port
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+BLOCKS = 24
+FLAGS = (
+    *("--num-gpu-blocks-override", str(BLOCKS + 1), "--max-num-seqs", "8", "--block-size", "32"),
+    *("--max-model-len", "512", "--max-num-batched-tokens", "128", "--enable-prefix-caching"),
+    "--enable-prompt-tokens-details",
+)
+
+
+@asynccontextmanager
+async def reading(spec: WorkerSpec, prefixes: Prefixes) -> AsyncIterator[KvEventReader]:
+    sockets = SocketReader(time.monotonic, lambda: True)
+    reader = KvEventReader(
+        [spec],
+        lambda told: prefixes.heard(told.worker_id, told.cache, told.received_s),
+        prefixes.tells,
+        time.monotonic,
+        sockets,
+    )
+    sockets.start()
+    reader.start()
+    try:
+        yield reader
+    finally:
+        sockets.close()
+        reader.close()
+
+
+async def test_hits_are_foretold_by_events_alone(
+    engine_installation: Installation, tmp_path: Path
+) -> None:
+    """Also by a router that comes later and asks for what it missed."""
+    port = free_port(2)
+    replay = port + 1
+    config = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{port}",
+        "replay_endpoint": f"tcp://*:{replay}",
+    }
+    flags = (*FLAGS, "--kv-events-config", json.dumps(config))
+    with running_engine(engine_installation, tmp_path, *flags) as server:
+        spec = WorkerSpec(
+            "a",
+            server.url,
+            kv_events=f"tcp://127.0.0.1:{port}",
+            kv_replay=f"tcp://127.0.0.1:{replay}",
+        )
+        rng = random.Random(1)
+        prompts = [[rng.randrange(3, 200) for _ in range(200)] for _ in range(5)]
+        early, found = Prefixes(), []
+        async with reading(spec, early) as reader, httpx.AsyncClient(timeout=60) as http:
+            for number in range(1, 25):
+                prompt = rng.choice(prompts)[: rng.randrange(40, 200)]
+                salt = "own" if number % 4 == 0 else ""
+                pieces = chain(prompt, seed("", salt))
+                request = Request(token(number), "g", len(prompt), content=Content(pieces=pieces))
+                foretold = early.hits(request, ("a",))[0] if early.told else 0
+                body = {"model": MODEL, "prompt": prompt, "max_tokens": 40, "ignore_eos": True}
+                received = reader.received
+                answer = await http.post(
+                    f"{server.url}/v1/completions",
+                    json={**body, **({"cache_salt": salt} if salt else {})},
+                )
+                answer.raise_for_status()
+                details = answer.json()["usage"]["prompt_tokens_details"] or {}
+                found.append(int(details.get("cached_tokens") or 0))
+                assert foretold == found[-1]
+                # Its answer fills a block at least, in its last steps.
+                await eventually(lambda: reader.received > received, "its blocks are told")  # noqa: B023
+                await settled(reader)
+            assert reader.broken == 0
+        assert min(sum(map(bool, found)), found.count(0)) > 3
+        late = Prefixes()
+        async with reading(spec, late):
+            await eventually(lambda: late.held("a") == early.held("a"), "what was missed is told")
+        probe = Request(token(99), "g", len(prompt), content=Content(pieces=pieces))
+        assert late.hits(probe, ("a",)) == early.hits(probe, ("a",)) != array("q", [0])
+
+
+async def settled(reader: KvEventReader) -> None:
+    """An idle engine publishes within a tenth of a second what it still has."""
+    received = -1
+    while received != reader.received:
+        received = reader.received
+        await asyncio.sleep(0.5)

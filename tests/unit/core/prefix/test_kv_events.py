@@ -1,0 +1,207 @@
+"""What vLLM's KV events tell, as ids and snapshots of the cache."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pytest
+
+from router.core.errors import SnapshotError
+from router.core.prefix.ids import chain, seed
+from router.core.prefix.kv_events import KvEvent, KvEventStream, decode_events
+from router.core.prefix.prefixes import Prefixes
+from router.core.types import Content, Request, Snapshot
+from tests.support.core import token
+
+PROMPT = list(range(3, 163))
+SIZE = 16
+
+
+def stored(first: int, last: int, prompt: list[int] = PROMPT, **more: Any) -> KvEvent:
+    """Blocks of a prompt, with their numbers as hashes."""
+    fields: dict[str, Any] = {
+        "block_hashes": [*range(first, last)],
+        "parent_block_hash": first - 1 if first else None,
+        "token_ids": prompt[first * SIZE : last * SIZE],
+        "block_size": SIZE,
+        "medium": "GPU",
+        "group_idx": 0,
+    }
+    return KvEvent("BlockStored", **{**fields, **more})
+
+
+def removed(*hashes: int | bytes, **more: Any) -> KvEvent:
+    fields = {"block_hashes": [*hashes], "medium": "GPU", "group_idx": 0, **more}
+    return KvEvent("BlockRemoved", **fields)
+
+
+class Told:
+    """A worker's events, and the prefixes that they feed."""
+
+    def __init__(self, *, repeats: bool = False, **more: int) -> None:
+        self.stream = KvEventStream(repeats, **more)
+        self.prefixes = Prefixes(10_000)
+        self.number = 0
+
+    def tell(self, *events: KvEvent) -> None:
+        self.hear(self.stream.published(self.number, [*events]))
+        self.number += 1
+
+    def hear(self, snapshots: Iterable[Snapshot]) -> None:
+        for one in snapshots:
+            self.prefixes.heard("a", one, 0.0)
+
+    def hits(self, prompt: list[int] = PROMPT, lora: str = "", salt: str = "") -> int:
+        """Blocks of a prompt that count as cached; a token follows it."""
+        content = Content(pieces=chain(prompt, seed(lora, salt)))
+        request = Request(token(1), "g", len(prompt) + 1, content=content)
+        self.prefixes.forget(request.id)
+        return self.prefixes.hits(request, ("a",))[0] // SIZE
+
+
+def test_blocks_follow_from_their_parents() -> None:
+    told = Told()
+    told.tell(stored(0, 3))
+    told.tell(stored(3, 5), stored(7, 9))
+    assert told.hits() == 5
+    assert told.prefixes.held("a") == 5, "6 is unknown, and so are those after it"
+    told.tell(removed(4), stored(5, 6))
+    assert told.hits() == 4
+    told.tell(removed(9, 3))
+    assert told.hits() == 3
+    told.tell(KvEvent("AllBlocksCleared"), stored(0, 1))
+    assert (told.hits(), told.prefixes.held("a")) == (1, 1)
+    told.tell(stored(1, 2))
+    told.tell(KvEvent("AllBlocksCleared"))
+    assert told.prefixes.held("a") == 0
+
+
+def test_the_last_change_of_a_message_counts() -> None:
+    told = Told()
+    told.tell(stored(0, 2), removed(1), stored(1, 3), removed(2))
+    assert told.hits() == 2
+
+
+def test_a_block_is_gone_when_all_that_have_its_content_are() -> None:
+    told = Told()
+    told.tell(stored(0, 2), stored(0, 2))
+    told.tell(removed(0))
+    assert told.hits() == 2
+    told.tell(removed(0))
+    assert told.hits() == 0
+
+
+def test_adapters_and_salts_are_kept_apart() -> None:
+    told = Told()
+    told.tell(
+        stored(0, 2, lora_id=1, lora_name="l", extra_keys=[["l", "s"], ["l"]]),
+        stored(2, 3, lora_id=1, lora_name="l", extra_keys=[["l"]]),
+    )
+    assert [told.hits(), told.hits(lora="l"), told.hits(salt="s")] == [0, 0, 0]
+    assert told.hits(lora="l", salt="s") == 3
+    told.tell(stored(0, 2, block_hashes=[b"a", b"b"], extra_keys=[["s"], None]))
+    assert told.hits(salt="s") == 2
+    told.tell(stored(0, 1, block_hashes=[b"c"], lora_id=1))
+    assert told.hits() == 0, "nobody knows which adapter"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"extra_keys": [[["image", 3]], None]},
+        {"extra_keys": [[b"digest"], None]},
+        {"extra_keys": [["salt", "more"], None]},
+        {"token_ids": PROMPT[:20]},
+        {"block_hashes": [1]},
+        {"medium": "CPU"},
+        {"kv_cache_spec_kind": "sliding_window"},
+        {"block_size": 20, "token_ids": PROMPT[:40]},
+        {"block_size": 0},
+        {"block_size": -16},
+    ],
+)
+def test_what_has_no_ids_is_left_out(more: dict[str, Any]) -> None:
+    told = Told()
+    told.tell(stored(0, 2, **more), stored(2, 4))
+    assert not told.prefixes.held("a")
+    told.tell(stored(0, 2), KvEvent("Other"))
+    assert told.hits() == 2
+
+
+def test_one_group_of_blocks_of_one_size_is_told() -> None:
+    told = Told()
+    told.tell(stored(0, 4), removed(3, group_idx=1))
+    told.tell(stored(4, 5, group_idx=1), stored(4, 5, block_size=8, token_ids=PROMPT[64:72]))
+    assert told.hits() == 4
+
+
+def test_embeddings_end_what_is_told_of_a_prompt() -> None:
+    told = Told()
+    told.tell(stored(0, 3, extra_keys=[None, [["image", 3]], None]), stored(3, 4))
+    assert told.hits() == 1
+
+
+def test_memory_is_bounded() -> None:
+    told = Told(most_blocks=3)
+    told.tell(stored(0, 5), stored(0, 1))
+    assert told.hits() == 3
+    told.tell(removed(2, 2), stored(2, 4))
+    assert told.hits() == 3
+
+
+def test_a_publisher_that_starts_anew_has_an_empty_cache() -> None:
+    told = Told()
+    told.tell(stored(0, 5))
+    told.number = 0
+    told.tell(stored(0, 2))
+    assert told.hits() == 2
+
+
+def test_without_repetition_it_goes_on_with_what_it_knows() -> None:
+    told = Told()
+    told.tell(stored(0, 2))
+    told.number = 7
+    told.tell(stored(4, 5), stored(2, 3))
+    assert told.hits() == 3
+    assert told.stream.missing is None
+
+
+def test_what_was_missed_is_asked_for() -> None:
+    told = Told(repeats=True)
+    assert told.stream.missing == 0, "at the start"
+    told.number = 2
+    told.tell(stored(3, 4))
+    assert not told.prefixes.told
+    told.hear(told.stream.repeated(0, [stored(0, 2)]))
+    told.hear(told.stream.repeated(0, [KvEvent("AllBlocksCleared")]))
+    told.hear(told.stream.repeated(1, [stored(2, 3)]))
+    assert told.hits() == 3
+    told.tell(stored(4, 5))
+    told.hear(told.stream.repeated(2, [stored(3, 4)]))
+    told.hear(told.stream.complete())
+    assert (told.hits(), told.stream.missing) == (5, None)
+    told.hear(told.stream.repeated(9, [removed(0)]))
+    assert told.hits() == 5, "nobody has asked"
+    told.number = 5
+    told.tell(stored(6, 7))
+    assert told.stream.missing == 4
+    told.hear(told.stream.complete())
+    assert told.hits() == 5, "it had been thrown away: 6 has no parent"
+
+
+def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.core.prefix.kv_events._MOST_HELD", 2)
+    told = Told(repeats=True)
+    for place in range(3):
+        told.tell(stored(place, place + 1))
+    assert (told.hits(), told.stream.missing) == (3, None)
+
+
+def test_messages_are_vllm_s() -> None:
+    event = {"type": "BlockStored", "block_hashes": [1, b"x"], "more": {"a": 1}, "lora_id": None}
+    batch = [1.5, [event, {"type": "New", "field": 3}], 0, "more"]
+    first, second = decode_events(msgspec.msgpack.encode(batch))
+    assert (first.block_hashes, second.type) == ([1, b"x"], "New")
+    for wrong in (b"", b"\xff", msgspec.msgpack.encode([1.0, [{"block_hashes": 3}]])):
+        with pytest.raises(SnapshotError, match="no batch of KV events"):
+            decode_events(wrong)
