@@ -125,6 +125,8 @@ class EmulatedFleet:
         spec = f"{url},group={settings.group}{role},rank={rank},slots={settings.slots}"
         if host is None and settings.snapshots:
             return f"{spec},snapshots={settings.snapshots[rank]}"
+        if host is None and settings.kv_events_port is not None:
+            return f"{spec},kv_events=tcp://127.0.0.1:{settings.kv_events_port + rank}"
         return spec
 
     def describe(self) -> dict[str, object]:

@@ -86,9 +86,9 @@ class KvEventReader:
 
     def close(self) -> None:
         """Call it after the reader of sockets was closed."""
-        self._engines.clear()
         if self._context is not None:
             self._context.destroy(linger=0)
+        self._engines.clear()
 
     def _open(self, spec: WorkerSpec, context: zmq.Context[Socket]) -> None:
         if spec.kv_events is None:

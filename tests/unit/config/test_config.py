@@ -292,6 +292,12 @@ def test_worker_texts(text: str, spec: WorkerSpec) -> None:
         ("http://h:1,service_rate=1e308", "service_rate = '1e308' should be less than or equal"),
         ("http://h:1,service_rate=inf", "service_rate = 'inf' should be a finite number"),
         ("http://h:1,role=both2", "role = 'both2' should be 'both', 'prefill' or 'decode'"),
+        ("http://h:1,kv_events=h:9", "kv_events 'h:9' should be tcp://HOST:PORT or ipc://PATH"),
+        ("http://h:1,kv_replay=tcp://h:9", "kv_replay repeats what kv_events tells: give both"),
+        (
+            "http://h:1,kv_events=tcp://h:9,snapshots=tcp://127.0.0.1:5600",
+            "kv_events is for engines without the plug-in",
+        ),
         ("http://h:1,kv_bootstrap=http://h:9", "kv_bootstrap is for a worker with role=prefill"),
         ("http://h:1,role=prefill,kv_bootstrap=h:9", "url 'h:9' should look like http://HOST:PORT"),
         ("http://h:1,group=x/prefill", "a name that ends so means prefill workers"),

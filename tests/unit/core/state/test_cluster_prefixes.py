@@ -7,6 +7,7 @@ from msgspec import structs
 
 from router.core.events import (
     Arrived,
+    CacheTold,
     Dispatched,
     Ended,
     FeedStale,
@@ -305,3 +306,10 @@ def test_who_begins_a_request_without_a_prompt_token_computes_none(
         show(cluster, snapshot("full", step), worker_id="b")
     assert group.every_step.entered == 1
     assert group.shown.caches == caches
+
+
+def test_kv_events_tell_the_cache_alone() -> None:
+    cluster = cluster_of()
+    cluster.apply(CacheTold("a", told(snapshot("full", 1), 4), 1.0))
+    assert hits(cluster) == [64, 0]
+    assert cluster.worker("a").feed is None
