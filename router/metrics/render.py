@@ -25,6 +25,7 @@ from router.core.state.cluster import Cluster
 from router.core.state.worker_status import status_of
 from router.engines.gauges import GaugeReader
 from router.engines.health_checks import HealthMonitor
+from router.engines.kv_event_reader import KvEventReader
 from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
 from router.http.refusal import HttpCounts
@@ -50,6 +51,7 @@ from router.metrics.workers import (
     GAUGE_ROWS,
     HEALTH_ROWS,
     HELD_ROWS,
+    KV_EVENT_ROWS,
     LIVE_WORKER_ROWS,
     SNAPSHOT_ROWS,
     WORKER_ROWS,
@@ -97,6 +99,7 @@ class Metrics:
         deciders: Mapping[str, Decider] = MappingProxyType({}),
         health: HealthMonitor | None = None,
         gauges: GaugeReader | None = None,
+        kv_events: KvEventReader | None = None,
         limits: KeyLimits | None = None,
         http: HttpCounts | None = None,
         processes: ProcessCounts | None = None,
@@ -108,6 +111,7 @@ class Metrics:
         self._deciders = deciders
         self._health = health
         self._gauges = gauges
+        self._kv_events = kv_events
         self._limits = limits
         self._http = http
         self._processes = processes
@@ -140,6 +144,8 @@ class Metrics:
             yield from _families(HEALTH_ROWS, (), [((), self._health)])
         if self._gauges is not None:
             yield from _families(GAUGE_ROWS, (), [((), self._gauges)])
+        if self._kv_events is not None:
+            yield from _families(KV_EVENT_ROWS, (), [((), self._kv_events)])
         if self._deciders:
             yield from self._routed()
         if self._limits is not None:

@@ -7,6 +7,7 @@ from router.core.state.breaker import BreakerState
 from router.core.state.worker_status import WorkerStatus
 from router.engines.gauges import GaugeReader
 from router.engines.health_checks import HealthMonitor
+from router.engines.kv_event_reader import KvEventReader
 from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
 from router.metrics.rows import Row
@@ -69,6 +70,19 @@ AGENT_ROWS: Sequence[Row[PowerAgents]] = (
         "evenstep_agent_failures_total",
         "Messages of power agents that were understood but led to an error in the router.",
         lambda agents: agents.failures,
+    ),
+)
+
+KV_EVENT_ROWS: Sequence[Row[KvEventReader]] = (
+    Row(
+        "evenstep_kv_event_messages_received_total",
+        "Messages with KV events of engines (kv_events=) that were understood.",
+        lambda reader: reader.received,
+    ),
+    Row(
+        "evenstep_kv_event_messages_broken_total",
+        "Messages with KV events of engines that were not understood.",
+        lambda reader: reader.broken,
     ),
 )
 

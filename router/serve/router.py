@@ -227,6 +227,7 @@ class Router:
             deciders=self.dispatcher.deciders,
             health=self.health,
             gauges=self.gauges,
+            kv_events=self.kv_events,
             limits=self.access.limits,
             http=self.counts,
             processes=self.processes or ProcessCounts(),

@@ -6,11 +6,11 @@ import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
-from msgspec import structs
 
 from router.core.prefix.ids import chain, seed
 from router.core.prefix.prefixes import Prefixes
@@ -96,7 +96,7 @@ async def test_hits_are_foretold_by_events_alone(
                 await settled(reader)
             assert reader.broken == 0
         assert min(sum(map(bool, found)), found.count(0)) > 3
-        late, probe = Prefixes(), structs.replace(request, id=token(99))
+        late, probe = Prefixes(), replace(request, id=token(99))
 
         def same() -> bool:
             late.forget(probe.id)

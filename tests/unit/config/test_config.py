@@ -331,6 +331,8 @@ def test_a_worker_that_is_one_already() -> None:
 def test_workers_must_differ() -> None:
     with pytest.raises(ConfigError, match=r"two workers are called 'a:1': give each a rank"):
         load_settings({"workers": ["http://a:1", "http://a:1"]})
+    with pytest.raises(ConfigError, match=r"'a:1' and 'b:1' have one kv_events endpoint"):
+        load_settings({"workers": [f"http://{h}:1,kv_events=tcp://h:5557" for h in "ab"]})
     with pytest.raises(ConfigError, match=r"'a:1' and 'b:1' have one snapshot endpoint"):
         load_settings({"workers": [f"http://{host}:1,snapshots=tcp://[::1]:5" for host in "ab"]})
     assert len(load_settings({"workers": ["http://a:1,rank=0", "http://a:1,rank=1"]}).workers) == 2
