@@ -173,6 +173,13 @@ KNOWN = row(
         Query(rate("evenstep_engine_metrics_reads_total", "", ""), "all"),
         Query(rate("evenstep_engine_metrics_reads_failed_total", "", ""), "failed"),
     ),
+    lines(
+        "Messages with KV events",
+        "Per second, of engines without the plug-in; those not understood should be 0.",
+        "ops",
+        Query(rate("evenstep_kv_event_messages_received_total", "", ""), "understood"),
+        Query(rate("evenstep_kv_event_messages_broken_total", "", ""), "not understood"),
+    ),
 )
 
 ENGINES = row(

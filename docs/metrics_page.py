@@ -21,6 +21,7 @@ _TABLES: tuple[tuple[tuple[str, ...], Sequence[Row[Any]]], ...] = (
     ((), workers.AGENT_ROWS),
     ((), workers.HEALTH_ROWS),
     ((), workers.GAUGE_ROWS),
+    ((), workers.KV_EVENT_ROWS),
     (("key",), other.KEY_ROWS),
     ((), other.ACCESS_ROWS),
     ((), other.BUILD_ROWS),
