@@ -14,6 +14,7 @@ from router.core.types import RunningRequest, Snapshot, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
 from router.engines.gauges import GaugeReader, GaugeSettings
 from router.engines.health_checks import HealthMonitor, HealthSettings
+from router.engines.kv_event_reader import KvEventReader
 from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
 from router.http.refusal import HttpCounts
@@ -63,6 +64,7 @@ class Bench:
             deciders=self.dispatcher.deciders,
             health=self.health,
             gauges=self.gauges,
+            kv_events=KvEventReader([], apply, bool, lambda: self.now_s, self.snapshots.sockets),
             limits=self.limits,
             http=HttpCounts(),
         )
