@@ -1,12 +1,12 @@
 """What a real vLLM without the plug-in finds in its cache, beside what its KV events foretell."""
 
-import asyncio
 import json
 import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -24,9 +24,16 @@ from tests.support.server import free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-BLOCKS = 24
+BLOCKS, BLOCK_TOKENS = 24, 32
 FLAGS = (
-    *("--num-gpu-blocks-override", str(BLOCKS + 1), "--max-num-seqs", "8", "--block-size", "32"),
+    *(
+        "--num-gpu-blocks-override",
+        str(BLOCKS + 1),
+        "--max-num-seqs",
+        "8",
+        "--block-size",
+        str(BLOCK_TOKENS),
+    ),
     *("--max-model-len", "512", "--max-num-batched-tokens", "128", "--enable-prefix-caching"),
     "--enable-prompt-tokens-details",
 )
@@ -81,8 +88,13 @@ async def test_hits_are_foretold_by_events_alone(
                 pieces = chain(prompt, seed("", salt))
                 request = Request(token(number), "g", len(prompt), content=Content(pieces=pieces))
                 foretold = early.hits(request, ("a",))[0] if early.told else 0
-                body = {"model": MODEL, "prompt": prompt, "max_tokens": 40, "ignore_eos": True}
-                received = reader.received
+                body = {
+                    "model": MODEL,
+                    "prompt": prompt,
+                    "max_tokens": 40,
+                    "ignore_eos": True,
+                    "return_token_ids": True,
+                }
                 answer = await http.post(
                     f"{server.url}/v1/completions",
                     json={**body, **({"cache_salt": salt} if salt else {})},
@@ -91,9 +103,11 @@ async def test_hits_are_foretold_by_events_alone(
                 details = answer.json()["usage"]["prompt_tokens_details"] or {}
                 found.append(int(details.get("cached_tokens") or 0))
                 assert foretold == found[-1]
-                # Its answer fills a block at least, in its last steps.
-                await eventually(lambda: reader.received > received, "its blocks are told")  # noqa: B023
-                await settled(reader)
+                # Its answer fills a block at least, in its last steps. The last token is not kept.
+                kept = prompt + answer.json()["choices"][0]["token_ids"][:-1]
+                pieces = chain(kept, seed("", salt))
+                whole = Request("whole", "g", len(kept) + 1, content=Content(pieces=pieces))
+                await eventually(partial(has, early, whole), "its last block is told")
             assert reader.broken == 0
         assert min(sum(map(bool, found)), found.count(0)) > 3
         late, probe = Prefixes(), replace(request, id=token(99))
@@ -108,9 +122,8 @@ async def test_hits_are_foretold_by_events_alone(
             await eventually(lambda: late.held("a") == early.held("a"), "all of it")
 
 
-async def settled(reader: KvEventReader) -> None:
-    """An idle engine publishes within a tenth of a second what it still has."""
-    received = -1
-    while received != reader.received:
-        received = reader.received
-        await asyncio.sleep(0.5)
+def has(prefixes: Prefixes, whole: Request) -> bool:
+    """Whether all its full blocks are cached; those before its last token."""
+    prefixes.forget(whole.id)
+    full = (whole.prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    return prefixes.told and prefixes.hits(whole, ("a",))[0] == full
