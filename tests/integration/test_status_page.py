@@ -127,7 +127,7 @@ def test_each_group_can_be_chosen(page: Page) -> None:
     assert "computes prompts for default" in page.evaluate(
         "document.getElementById('tags').innerText"
     )
-    assert page.evaluate("document.querySelector('#policy b').textContent") == "least_tokens"
+    assert page.evaluate("document.querySelector('#policy b').textContent") == "least_prefill"
     page.evaluate(
         "(chooser => { chooser.value = 'default'; chooser.dispatchEvent(new Event('change')); })"
         "(document.getElementById('group'))"
