@@ -209,9 +209,8 @@ def demo(
                 world = WORLDS[name]
                 runs, trials = session.run(world, plans[name], budget)
                 done[name] = runs
-                report[name] = summary(
-                    world, runs, trials, _conditions(world, runs[0].outcome.plan)
-                )
+                conditions = _conditions(world, runs[0].outcome.plan)
+                report[name] = summary(world, runs, trials, conditions)
                 pictures += session.draw(world, runs)
             if DECODE.name in done:
                 pictures += session.photograph(done[DECODE.name][-1].outcome.plan)

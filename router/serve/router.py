@@ -211,11 +211,9 @@ class Router:
             ),
         )
         # In this order a worker that joins gets known.
-        followers = (
-            *(self.urls, self.agents, self.gauges, self.models, self.health, self.snapshots),
-            self.kv_events,
-        )
-        self.fleet = Fleet(cluster, dispatcher, followers, self.attempts.break_off, specs)
+        followers = self.urls, self.agents, self.gauges, self.models, self.health, self.snapshots
+        every = *followers, self.kv_events
+        self.fleet = Fleet(cluster, dispatcher, every, self.attempts.break_off, specs)
 
     def _show(self) -> None:
         self.problem = self.snapshots.problem

@@ -104,7 +104,7 @@ def test_steps_show_who_waits_for_whom(recorded: Recorded) -> None:
 
 def test_the_admin_port_tells_the_same_as_the_file(recorded: Recorded) -> None:
     assert recorded.streamed.header.groups == recorded.recording.header.groups
-    assert set(recorded.streamed.requests) <= set(recorded.recording.requests)
+    assert all(one in recorded.recording.requests for one in recorded.streamed.requests)
     numbers = [step.step for step in recorded.streamed.steps]
     among = [step for step in recorded.recording.steps if step.step in set(numbers)]
     assert recorded.streamed.steps == tuple(among)
