@@ -138,8 +138,10 @@ def _check_endpoints(table: _Table) -> None:
             continue
         if not re.match(r"tcp://[\w.:%\[\]-]+:\d+$|ipc://.", endpoint):
             raise ConfigError(f"{name} {endpoint!r} should be tcp://HOST:PORT or ipc://PATH")
-        if name.startswith("kv_"):
-            continue  # vLLM has no keys for them
+        if name.startswith("kv_"):  # vLLM has no keys for them
+            if endpoint.startswith("tcp:") and not 0 < int(endpoint.rpartition(":")[2]) < 65536:
+                raise ConfigError(f"{name} {endpoint!r} needs a port from 1 to 65535")
+            continue
         full_endpoint(endpoint)
         if table.server_key is None and not is_local(endpoint):
             raise ConfigError(
@@ -151,3 +153,5 @@ def _check_endpoints(table: _Table) -> None:
         raise ConfigError("kv_events is for engines without the plug-in: leave it or snapshots out")
     if table.kv_replay is not None and table.kv_events is None:
         raise ConfigError("kv_replay repeats what kv_events tells: give both")
+    if table.kv_replay is not None and table.kv_replay == table.kv_events:
+        raise ConfigError("kv_replay is another endpoint than kv_events: vLLM's replay_endpoint")

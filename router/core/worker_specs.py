@@ -30,7 +30,10 @@ def check_workers(specs: Sequence[WorkerSpec]) -> None:
                 "several ranks, give each worker another rank=; else leave one out"
             )
         ranks[spec.rank] = spec
-        for name, endpoint in (("snapshot", spec.snapshots), ("kv_events", spec.kv_events)):
+        for name, endpoint in (
+            *(("snapshot", spec.snapshots), ("kv_events", spec.kv_events)),
+            ("kv_replay", spec.kv_replay),
+        ):
             if endpoint is None:
                 continue
             if (other := by_endpoint.setdefault(endpoint, spec)) is not spec:

@@ -16,7 +16,7 @@ from router.core.events import CacheTold
 from router.core.prefix.kv_events import KvEventStream, decode_events
 from router.core.types import Snapshot, WorkerSpec
 from router.engines.zmq_reader import Socket, SocketReader
-from router.engines.zmq_streams import OPTIONS
+from router.engines.zmq_streams import MAX_SOCKETS, OPTIONS
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ class KvEventReader:
     def start(self) -> None:
         """Connect to all; call it on the event loop."""
         self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         for spec in self._specs.values():
             self._open(spec, self._context)
 
@@ -126,7 +127,7 @@ class KvEventReader:
             for snapshot in self._heard(engine, frames, repeated=socket is engine.replay):
                 engine.told = True
                 self._apply(CacheTold(engine.worker_id, snapshot, self._clock()))
-        except SnapshotError as error:
+        except Exception as error:  # noqa: BLE001 - it must not break a round
             self.broken += 1
             if not engine.complained:
                 engine.complained = True

@@ -27,7 +27,14 @@ from router.core.wire import BudgetMessage, decode, encode, epoch_of
 from router.engines.curve_keys import KeyPair
 from router.engines.worker_identity import given_names
 from router.engines.zmq_reader import Socket, SocketReader
-from router.engines.zmq_streams import FULL_INTERVAL_S, OPTIONS, SILENCE_S, Channel, Stream
+from router.engines.zmq_streams import (
+    FULL_INTERVAL_S,
+    MAX_SOCKETS,
+    OPTIONS,
+    SILENCE_S,
+    Channel,
+    Stream,
+)
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +44,6 @@ SILENT_S = 1.5
 
 _NOBLOCK = int(zmq.NOBLOCK)
 _REASONS = 16
-# At most four per worker: two sockets, and two for a monitor.
-_MAX_SOCKETS = 32_768
 _HANDSHAKES = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -110,7 +115,7 @@ class SnapshotClient:
         for spec in self._specs.values():
             self._check_keys(spec)
         self._context = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         names = given_names(self._specs.values())
         for spec in self._specs.values():
             if spec.snapshots is not None:

@@ -21,6 +21,9 @@ _RENEWED_S = BUDGET_LEASE_S / 4
 _CHANGED_S, _CHANGED_SHARE = 0.05, 1 / 16
 PATIENCE = 1.5  # allows for an engine's start
 
+MAX_SOCKETS = 32_768
+"""Of a context. At most four per worker: two sockets, and two for a monitor."""
+
 OPTIONS: Mapping[int, int] = {
     zmq.LINGER: 0,
     zmq.IPV6: 1,

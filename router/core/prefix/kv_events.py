@@ -18,6 +18,8 @@ from router.core.prefix.ids import PIECE_TOKENS, block_ids, chain, seed
 from router.core.types import Snapshot
 
 MOST_BLOCKS = 1 << 20
+# Of a block; vLLM's have some hundreds.
+_MOST_TOKENS = 1 << 20
 # Messages that wait until the engine has repeated those before.
 _MOST_HELD = 4096
 # Attention whose blocks are a whole prompt's; None: the engine does not say.
@@ -83,6 +85,7 @@ class KvEventStream:
         self._next, self._last = 0, -1
         self._held: dict[int, list[KvEvent]] = {}
         self.missing = 0 if self._repeats else None
+        self._cut = False  # whether messages that the engine repeats were lost on the way
         self._block_tokens = 0
         self._group: int | None = None
         # Our id of each hash, and how many blocks have it.
@@ -103,19 +106,32 @@ class KvEventStream:
             yield from self.complete()
 
     def repeated(self, number: int, events: list[KvEvent]) -> Iterator[Snapshot]:
-        """The engine has sent an earlier message again."""
-        if self.missing is not None and number >= self._next:
+        """The engine has sent an earlier message again; the first is the oldest that it has."""
+        if self.missing is None or number < self._next:
+            return
+        self._cut |= number > self._next > self.missing
+        if not self._cut:
             yield from self._apply(number, events)
 
     def complete(self) -> Iterator[Snapshot]:
-        """The engine has repeated all that it still had, or does not answer."""
-        self.missing = None
+        """The engine has repeated all that it still had, or does not answer.
+
+        It sends up to 10,000 messages at once, more than sockets hold. What was lost is asked for
+        again as long as some arrive.
+        """
+        came = self.missing is not None and self._next > self.missing
+        if came and (self._cut or next(iter(self._held), 0) > self._next):
+            self.missing, self._cut = self._next, False
+            return
+        self.missing, self._cut = None, False
         held, self._held = self._held, {}
         for number, events in held.items():
             if number >= self._next:
                 yield from self._apply(number, events)
 
     def _apply(self, number: int, events: list[KvEvent]) -> Iterator[Snapshot]:
+        if number > self._next:  # what was lost may have removed any: the next removal counts
+            self._known = {hash_: (id_, 0) for hash_, (id_, _) in self._known.items()}
         self._next = number + 1
         changes: dict[bytes, bool] = {}  # the last one of each block counts
         cleared = False
@@ -151,7 +167,9 @@ class KvEventStream:
 
     def _store(self, event: KvEvent, changes: dict[bytes, bool]) -> None:
         size, hashes = event.block_size, event.block_hashes
-        if not self._block_tokens and size > 0 and not size % PIECE_TOKENS:
+        if not 0 < size <= _MOST_TOKENS:
+            return
+        if not self._block_tokens and not size % PIECE_TOKENS:
             self._block_tokens, self._group = size, event.group_idx
         if (size, event.group_idx) != (self._block_tokens, self._group):
             return  # a part of a block, or another group's

@@ -236,6 +236,8 @@ class Group:
 
     def amend(self, spec: WorkerSpec) -> None:
         worker = self.workers[spec.id]
+        if (worker.spec.snapshots, worker.spec.kv_events) != (spec.snapshots, spec.kv_events):
+            self.prefixes.lost(spec.id)
         worker.amend(spec)
         self._rates.amend(worker.service, spec.service_rate)
 

@@ -10,7 +10,8 @@ from router.core.types import Request
 
 def guessed(prefixes: Prefixes, worker: Worker) -> bool:
     """Whether it computes prompts, and may cache them without telling."""
-    return worker.spec.role != "decode" and _caches(worker) and prefixes.guesses(worker.spec.id)
+    own = worker.live and worker.spec.role != "decode"
+    return own and _caches(worker) and prefixes.guesses(worker.spec.id)
 
 
 def _caches(worker: Worker) -> bool:
@@ -35,8 +36,8 @@ def ended(
     prefixes.ended(request.id)
     content = request.content
     if complete and content is not None and content.session and guessed(prefixes, worker):
-        tokens = sum(worker.served(request.id, complete=True))
-        _leaves(prefixes, worker, request, tokens, now_s)
+        prompt, outputs = worker.served(request.id, complete=True)
+        _leaves(prefixes, worker, request, prompt + outputs // request.slots, now_s)
 
 
 def read(prefixes: Prefixes, worker: Worker) -> None:
