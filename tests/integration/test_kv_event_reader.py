@@ -177,10 +177,12 @@ async def test_messages_that_are_none_end_nothing() -> None:
         publisher.publish(0)
         publisher.published.send(b"?")
         publisher.send(1, b"?")
-        publisher.sent.append(b"?")
+        deep = msgspec.Raw(b"\x91" * 5000 + b"\xc0")
+        publisher.send(2, msgspec.msgpack.encode((1.0, [{"type": "", "extra_keys": deep}])))
+        publisher.sent += [b"?", b"?"]
         publisher.publish(1)
         await holds(prefixes, range(2))
-        assert (reader.broken, reader.received) == (2, 2)
+        assert (reader.broken, reader.received) == (3, 2)
 
 
 async def test_an_engine_that_answers_nothing_is_heard_all_the_same() -> None:

@@ -294,6 +294,8 @@ def test_worker_texts(text: str, spec: WorkerSpec) -> None:
         ("http://h:1,role=both2", "role = 'both2' should be 'both', 'prefill' or 'decode'"),
         ("http://h:1,kv_events=h:9", "kv_events 'h:9' should be tcp://HOST:PORT or ipc://PATH"),
         ("http://h:1,kv_replay=tcp://h:9", "kv_replay repeats what kv_events tells: give both"),
+        ("http://h:1,kv_events=tcp://h:65536", "kv_events 'tcp://h:65536' needs a port from 1 to"),
+        ("http://h:1,kv_events=tcp://h:9,kv_replay=tcp://h:9", "another endpoint than kv_events"),
         (
             "http://h:1,kv_events=tcp://h:9,snapshots=tcp://127.0.0.1:5600",
             "kv_events is for engines without the plug-in",
@@ -333,6 +335,10 @@ def test_workers_must_differ() -> None:
         load_settings({"workers": ["http://a:1", "http://a:1"]})
     with pytest.raises(ConfigError, match=r"'a:1' and 'b:1' have one kv_events endpoint"):
         load_settings({"workers": [f"http://{h}:1,kv_events=tcp://h:5557" for h in "ab"]})
+    ends = ((host, f"kv_events=tcp://{host}:1,kv_replay=tcp://h:2") for host in "ab")
+    repeated = [f"http://{host}:1,{end}" for host, end in ends]
+    with pytest.raises(ConfigError, match=r"'a:1' and 'b:1' have one kv_replay endpoint"):
+        load_settings({"workers": repeated})
     with pytest.raises(ConfigError, match=r"'a:1' and 'b:1' have one snapshot endpoint"):
         load_settings({"workers": [f"http://{host}:1,snapshots=tcp://[::1]:5" for host in "ab"]})
     assert len(load_settings({"workers": ["http://a:1,rank=0", "http://a:1,rank=1"]}).workers) == 2

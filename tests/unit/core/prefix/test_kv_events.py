@@ -198,6 +198,43 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (told.hits(), told.stream.missing) == (3, None)
 
 
+@pytest.mark.parametrize("size", [0, 1 << 63])
+def test_no_engine_has_blocks_of_such_a_size(size: int) -> None:
+    told = Told()
+    told.tell(stored(0, 0, block_size=size))
+    told.tell(stored(0, 3))
+    assert told.hits() == 3
+
+
+def test_a_removal_that_was_lost_is_made_up_for_by_the_next() -> None:
+    told = Told()
+    told.tell(stored(0, 2))
+    told.number += 1  # its removal
+    told.tell(stored(0, 2))
+    told.tell(removed(1))
+    assert told.hits() == 1
+
+
+def test_repetitions_that_are_lost_on_the_way_are_asked_for_again() -> None:
+    told = Told(repeats=True)
+    stream = told.stream
+    told.hear(stream.published(9, [stored(9, 10)]))
+    told.hear(stream.repeated(0, [stored(0, 2)]))
+    told.hear(stream.repeated(4, [stored(4, 6)]))
+    told.hear(stream.complete())
+    assert (stream.missing, told.hits()) == (1, 2), "between them some were lost"
+    told.hear(stream.repeated(1, [stored(2, 4)]))
+    told.hear(stream.complete())
+    assert stream.missing == 2, "the end was lost"
+    for number, blocks in ((2, (4, 6)), (3, (6, 9))):
+        told.hear(stream.repeated(number, [stored(*blocks)]))
+    told.hear(stream.complete())
+    assert stream.missing == 4, "what is held comes later still"
+    told.hear(stream.complete())
+    assert told.hits() == 10
+    assert told.stream.missing is None
+
+
 def test_messages_are_vllm_s() -> None:
     event = {"type": "BlockStored", "block_hashes": [1, b"x"], "more": {"a": 1}, "lora_id": None}
     batch = [1.5, [event, {"type": "New", "field": 3}], 0, "more"]

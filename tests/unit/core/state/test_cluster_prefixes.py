@@ -1,5 +1,6 @@
 """A live group answers what its workers have cached of a prompt."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import pytest
@@ -269,6 +270,37 @@ def test_a_session_has_its_answer_too() -> None:
     cluster.apply(Progressed(token(1), 90))
     cluster.apply(Ended(token(1), Outcome.ABORTED))
     assert hits(cluster, later) == [160, 0], "how much of the answer it has kept is not known"
+
+
+def test_a_session_goes_on_with_one_of_several_answers() -> None:
+    cluster = cluster_of()
+    hidden = session_content("alice", b"chat")
+    later = Request(token(9), "default", 5000, content=hidden)
+    send(cluster, Request(token(0), "default", 160, slots=4, content=hidden))
+    cluster.apply(Progressed(token(0), 160))
+    cluster.apply(Ended(token(0), Outcome.COMPLETED))
+    assert hits(cluster, later) == [200, 0]
+
+
+def test_an_answer_that_ends_on_a_worker_that_is_down_tells_nothing_of_its_next_engine() -> None:
+    cluster = cluster_of()
+    hidden = session_content("alice", b"chat")
+    send(cluster, Request(token(0), "default", 160, content=hidden))
+    cluster.apply(WorkerDown("a", "gone"))
+    cluster.apply(Ended(token(0), Outcome.COMPLETED))
+    cluster.apply(WorkerUp("a"))
+    assert hits(cluster, Request(token(9), "default", 5000, content=hidden)) in (None, [0, 0])
+
+
+def test_a_worker_whose_stream_is_another_has_told_nothing() -> None:
+    cluster = cluster_of()
+    group = cluster.groups["default"]
+    show(cluster, told(snapshot("full", 1), 4))
+    spec = group.workers["a"].spec
+    cluster.amend(dataclasses.replace(spec, slots=9))
+    assert group.prefixes.tells("a")
+    cluster.amend(dataclasses.replace(spec, kv_events="tcp://a:5557"))
+    assert not group.prefixes.tells("a")
 
 
 def test_the_engines_own_metrics_bound_a_guess() -> None:
