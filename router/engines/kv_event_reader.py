@@ -34,6 +34,7 @@ class _Engine:
         self.stream = KvEventStream(repeats=replay is not None)
         # When the first message came that waits for the answer; None: nothing was asked.
         self.asked_s: float | None = None
+        self.asked_of = 0  # the stream's start that it was asked for
         self.told = self.complained = False
 
 
@@ -139,9 +140,11 @@ class KvEventReader:
         stream = engine.stream
         if len(frames) < 3 or len(frames[-2]) != _NUMBER_BYTES:
             raise SnapshotError("no message of KV events")
-        if repeated and frames[-2] == _END:
-            engine.asked_s = None
-            yield from stream.complete()
+        ends, old = frames[-2] == _END, engine.asked_of != stream.starts
+        if repeated and (ends or old):
+            engine.asked_s = None if ends else engine.asked_s
+            if not old:  # else it was asked before it began anew
+                yield from stream.complete()
             return
         number, events = int.from_bytes(frames[-2], "big"), decode_events(frames[-1])
         self.received += 1
@@ -165,7 +168,7 @@ class KvEventReader:
         missing = engine.stream.missing
         if missing is None or engine.asked_s is not None or engine.replay is None:
             return
-        engine.asked_s = math.inf
+        engine.asked_s, engine.asked_of = math.inf, engine.stream.starts
         try:
             engine.replay.send_multipart((b"", missing.to_bytes(_NUMBER_BYTES, "big")), zmq.NOBLOCK)
         except zmq.Again:  # requests are queued already

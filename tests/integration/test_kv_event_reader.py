@@ -171,6 +171,20 @@ async def test_what_was_missed_is_asked_for() -> None:
         assert reader.broken == 0
 
 
+async def test_an_answer_to_a_question_before_the_restart_answers_nothing() -> None:
+    prefixes = Prefixes(1000)
+    async with following(prefixes, free_port(2), replay=True) as (publisher, reader):
+        publisher.publish(0, lose=True)
+        publisher.publish(1)
+        await eventually(lambda: reader.received == 1, "it asks")
+        publisher.sent.clear()
+        publisher.publish(0)
+        await eventually(lambda: reader.received == 2, "it has started anew")
+        assert await publisher.repeat() == 0
+        assert await publisher.repeat() == 0, "it asks again"
+        await holds(prefixes, range(1))
+
+
 async def test_messages_that_are_none_end_nothing() -> None:
     prefixes = Prefixes(1000)
     async with following(prefixes, free_port(2), replay=False) as (publisher, reader):

@@ -70,17 +70,18 @@ class KvEventStream:
 
     Attributes:
         missing: number from which on it should be asked; None: nothing is missing.
+        starts: times that it has begun with an empty cache.
     """
 
     def __init__(self, repeats: bool, most_blocks: int = MOST_BLOCKS) -> None:
         self._repeats = repeats
         self._most_blocks = most_blocks
-        self._starts = 0
+        self.starts = 0
         self.begin()
 
     def begin(self) -> None:
         """Forget all: the engine's cache may be another one."""
-        self._starts += 1
+        self.starts += 1
         self._told = 0
         self._next, self._last = 0, -1
         self._held: dict[int, list[KvEvent]] = {}
@@ -154,7 +155,7 @@ class KvEventStream:
             group="",
             worker="",
             rank=0,
-            epoch=f"events {self._starts}",
+            epoch=f"events {self.starts}",
             sequence=self._told,
             step=0,
             time_s=0.0,

@@ -151,11 +151,9 @@ class Group:
         chunk = chunk or DEFAULT_CHUNK
         attended = [feed.windows for feed in feeds if feed.windows]
         windows = [window for window in max(attended, default=()) if window]
-        steps = self.every_step
-        elsewhere = steps.entered > 0 and not steps.prompt_tokens
+        elsewhere = (steps := self.every_step).entered > 0 and not steps.prompt_tokens
         told = self.prefix_hits is not None or self.prefixes.told  # guesses tell no cost
-        caches = told and not elsewhere
-        shown = Shown(self.growth, chunk, caches=caches)
+        shown = Shown(self.growth, chunk, caches=told and not elsewhere)
         if not windows:
             return shown
         share = len(windows) / len(max(attended))
