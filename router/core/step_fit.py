@@ -25,7 +25,6 @@ from router.core.step_regression import (
     Floats,
     Solution,
     Steps,
-    afresh,
     changed,
     explained_share,
     from_both_ends,
@@ -178,11 +177,9 @@ class StepFit:
         self._steps = every.remembered(MEMORY_STEPS, LEAST_STEPS)
         solution = self._with_right_rows(solved(self._steps, self._solution))
         if changed(self._steps, solution, len(new.seconds)):
-            solution = afresh(self._steps, solution)
-            if changed(self._steps, solution, len(new.seconds)):
-                self._steps = self._steps.last(len(new.seconds))
-                self._misses[:], self._judged[:], self._recent = 0.0, 0.0, self._recent[:0]
-                solution = solved(self._steps)
+            self._steps = self._steps.last(len(new.seconds))
+            self._misses[:], self._judged[:], self._recent = 0.0, 0.0, self._recent[:0]
+            solution = solved(self._steps)
         self._solution = solution
         self._costs = with_extras(self._steps, solution)
         self.fitted = self._described(solution, self._costs)

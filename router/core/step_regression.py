@@ -118,14 +118,6 @@ def from_both_ends(steps: Steps, before: Solution | None = None) -> Solution:
     return found
 
 
-def afresh(steps: Steps, found: Solution) -> Solution:
-    """From its costs, with all steps of equal weight at first.
-
-    Steps of one kind that were predicted badly have had little weight, and kept it.
-    """
-    return _turned(steps, found.costs, _AGAIN_TURNS)
-
-
 def _missed(found: Solution) -> float:
     return float(np.minimum(1.0, np.abs(found.off)).mean())
 

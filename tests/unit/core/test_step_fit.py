@@ -1,9 +1,7 @@
 """The cost of a step, learned from steps whose cost is known."""
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +17,6 @@ from router.core.step_fit import (
 )
 from router.core.step_time import StepTime
 
-PHASES = Path(__file__).parents[2] / "data/step_fit/phases.jsonl"
 COST = StepTime(5e-3, 9.5e-8, 40e-6, 5e-5)
 
 
@@ -384,22 +381,3 @@ def test_no_further_term_is_kept_where_there_is_none() -> None:
 def test_batches_are_padded_to_the_sizes_of_graphs() -> None:
     sizes = {0: 0, 1: 1, 2: 2, 3: 4, 5: 8, 64: 64, 65: 72, 257: 272}
     assert {batch: graph_size(batch) for batch in sizes} == sizes
-
-
-def test_phases_of_one_law_are_no_change() -> None:
-    """Steps had prompts all of one size first, then none, then prompts again, then none.
-
-    Four emulated ranks told them: loads, requests, prompt tokens, seconds.
-    """
-    fit = StepFit()
-    for line in PHASES.read_text().splitlines():
-        loads, running, prompts, seconds = json.loads(line)
-        likely = None
-        if fit.fitted is not None:
-            guess = list(map(fit.fitted.work_s, loads, running, prompts))
-            likely = guess.index(max(guess))
-        fit.observe(loads, running, prompts, [0] * len(loads), seconds, likely=likely)
-    found = fit.finish()
-    assert found is not None
-    assert found.per_prompt_token_s == pytest.approx(2e-5, rel=0.01)
-    assert "per_prompt_token_s" in found.known
