@@ -211,9 +211,9 @@ class Router:
             ),
         )
         # In this order a worker that joins gets known.
-        followers = self.urls, self.agents, self.gauges, self.models, self.health, self.snapshots
-        every = *followers, self.kv_events
-        self.fleet = Fleet(cluster, dispatcher, every, self.attempts.break_off, specs)
+        streams = self.snapshots, self.kv_events
+        followers = self.urls, self.agents, self.gauges, self.models, self.health, *streams
+        self.fleet = Fleet(cluster, dispatcher, followers, self.attempts.break_off, specs)
 
     def _show(self) -> None:
         self.problem = self.snapshots.problem
