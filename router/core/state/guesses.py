@@ -10,8 +10,9 @@ from router.core.types import Request
 
 def guessed(prefixes: Prefixes, worker: Worker) -> bool:
     """Whether it computes prompts, and may cache them without telling."""
-    own = worker.live and worker.spec.role != "decode"
-    return own and _caches(worker) and prefixes.guesses(worker.spec.id)
+    # First what is false of all workers with the plug-in: each request asks of all of them.
+    unheard = prefixes.guesses(worker.spec.id)
+    return unheard and worker.live and worker.spec.role != "decode" and _caches(worker)
 
 
 def _caches(worker: Worker) -> bool:
