@@ -149,7 +149,6 @@ class Live:
             Dispatch.POOL,
             look_ahead,
             Overcommit(0),
-            steps_under_way=0,
         )
         self.engines = {worker_id: Engine(SLOTS, 1 << 30) for worker_id in self.ids}
         self.jobs: dict[str, Job] = {}

@@ -71,6 +71,10 @@ class SimulatedWorkers:
         return self._config.workers * self._config.slots
 
     @property
+    def steps_under_way(self) -> int:
+        return self._config.dispatch_delay
+
+    @property
     def step_time(self) -> StepTime | None:
         """Learned from the simulated steps, as live."""
         return self._fit.fitted
@@ -205,7 +209,6 @@ class Front:
             config.dispatch,
             _look_ahead(config) if POLICIES[config.policy].looks_ahead else None,
             Overcommit(config.overcommit),
-            steps_under_way=config.dispatch_delay,
             on_policy_error=_raise,
         )
         self._behind: list[tuple[int, int, Request]] = []

@@ -112,7 +112,6 @@ class _Simulation:
             config.dispatch,
             LookAhead(SIGNALS[SERVE["lookahead"]](profile), profile) if row.looks_ahead else None,
             Overcommit(SERVE["overcommit"]),
-            steps_under_way=config.dispatch_delay,
             on_policy_error=_raise,
         )
 

@@ -45,6 +45,11 @@ class Workers(Protocol):
     def slots(self) -> int: ...
 
     @property
+    def steps_under_way(self) -> int:
+        """Steps that begin before what a round sends arrives, as learned so far."""
+        ...
+
+    @property
     def totals(self) -> Mapping[PoolState, StepTotals]: ...
 
     @property
@@ -115,8 +120,6 @@ class RoundDecider(Generic[W]):
     Attributes:
         fallback: assigns where the policy raises an exception.
         solved: the policy's last program; None if it solved nothing.
-        steps_under_way: steps that begin before what a round sends arrives. When a step's end is
-            known, its engine has begun the next.
         on_policy_error: callback for that exception.
     """
 
@@ -133,7 +136,6 @@ class RoundDecider(Generic[W]):
     fair: FairShare = field(default_factory=FairShare)
     stats: GroupStats = field(default_factory=GroupStats)
     solved: Decision | None = None
-    steps_under_way: int = 1
     on_policy_error: Callable[[Exception], None] = lambda _: None
 
     def follow(self) -> None:
@@ -235,7 +237,7 @@ class RoundDecider(Generic[W]):
                 given.hits,
                 given.now,
                 may_wait=self.dispatch is Dispatch.POOL,
-                steps_under_way=self.steps_under_way,
+                steps_under_way=self.group.steps_under_way,
                 barrier=self.group.barrier is not False,
                 crowded=given.crowded,
                 affinity=self.affinity.share if given.hits is not None else 0.0,

@@ -210,6 +210,10 @@ class Group:
     def slots(self) -> int:
         return sum(worker.slots for worker in self._live)
 
+    @property
+    def steps_under_way(self) -> int:
+        return self._rates.delay.steps
+
     def live_workers(self) -> Sequence[Worker]:
         return self._live
 
@@ -426,11 +430,7 @@ class Group:
 
     def _settle_health(self, told_of: str | None = None) -> None:
         """In lockstep one sick worker takes the group down."""
-        sick = [
-            worker
-            for worker_id, worker in self.workers.items()
-            if worker.trouble is not None and worker_id not in self._newcomers
-        ]
+        sick = [w for i, w in self.workers.items() if w.trouble and i not in self._newcomers]
         for worker in self.workers.values():
             was_live, worker.down_reason = worker.down_reason is None, worker.trouble
             if self.lockstep and sick and worker.trouble is None:

@@ -1,4 +1,4 @@
-"""Rates that the router learns: completions per second and slot, and bytes per token.
+"""What the router learns of a group: completions per second and slot, bytes per token, delays.
 
 Completions over slot time in use is the maximum-likelihood rate of exponential service. Running and
 aborted requests count with their time (they are censored). Old completions decay.
@@ -16,6 +16,30 @@ GROWTH_STEPS = 1000.0
 EVIDENCE = 20.0
 
 
+# Requests after which an older one counts 1/e for the delay, and the most steps that one counts.
+_DELAYS, _LONGEST_DELAY = 32, 16
+
+
+class SendDelay:
+    """Steps that an engine begins before a request that is sent to it arrives.
+
+    When a step's end is known, its engine has begun the next: so one, until requests tell more. A
+    router or a network that is slow beside the steps makes it several.
+    """
+
+    def __init__(self) -> None:
+        self._mean = 1.0
+
+    @property
+    def steps(self) -> int:
+        return round(self._mean)
+
+    def learn(self, steps: int) -> None:
+        """Learn from a request that nothing but its way held up; below 0 after a restart."""
+        if steps >= 0:
+            self._mean += (min(steps, _LONGEST_DELAY) - self._mean) / _DELAYS
+
+
 class GroupRates:
     """Common deviation of a group's workers from their plans.
 
@@ -25,6 +49,7 @@ class GroupRates:
     Attributes:
         factor: completions per expected completion, over all workers.
         version: number that changes with any worker's rate.
+        delay: of what is sent to its workers.
     """
 
     def __init__(self) -> None:
@@ -34,6 +59,7 @@ class GroupRates:
         self._worth = 1.0
         self.factor = 1.0
         self.version = 0
+        self.delay = SendDelay()
 
     def join(self, planned: float | None) -> ServiceRate:
         member = ServiceRate(self, planned)

@@ -49,6 +49,7 @@ class _InFlight:
         streamed_tokens: output of all, by its stream or whole answer.
         cached_tokens: part of its prompt that the engine had cached when it was sent, if known.
         compared: whether the engine has told the same, or nothing was known.
+        sent_at: last step of its engine when it was sent; None unless it could begin at once.
     """
 
     request: Request
@@ -62,6 +63,7 @@ class _InFlight:
     streamed_tokens: int = 0
     cached_tokens: int = 0
     compared: bool = True
+    sent_at: int | None = None
     refused: bool = False
 
     @property
@@ -229,8 +231,7 @@ class Worker:
                 self._in_flight[token].finished += 1
         if ended or feed.changed:
             self._recount(feed.changed.union(ended))
-        if feed.departures or feed.changed:
-            self._note_departures(feed)
+        self._note_departures(feed)
         return feed
 
     def power_w(self, now_s: float) -> float | None:
@@ -242,8 +243,7 @@ class Worker:
         assert self.feed is not None
         self.meter.replaced = False
         for token, flight in self._in_flight.items():
-            flight.generated_tokens = self.feed.generated_by_token(token)
-            flight.from_tokens = flight.generated_tokens
+            flight.generated_tokens = flight.from_tokens = self.feed.generated_by_token(token)
         self.gaps += self.feed.gaps
         self.preemptions += self.feed.preemptions
         self.feed.clear()
@@ -277,6 +277,9 @@ class Worker:
         self.service.sent(request.slots, self.slots, now_s)
         flight = _InFlight(request, uncounted=request.slots, cached_tokens=cached_tokens or 0)
         flight.compared = cached_tokens is None
+        if (feed := self.feed) is not None and feed.running and self.free_slots:
+            ahead = feed.waiting or self._pending_prompt_tokens()
+            flight.sent_at = None if ahead else feed.step
         self._in_flight[request.id] = flight
         if request.metered:
             self._asked.add(request.id)
@@ -317,8 +320,8 @@ class Worker:
         return prompt, output or flight.streamed_tokens
 
     def refused(self, request_id: str) -> None:
-        if (flight := self._in_flight.get(request_id)) is not None:
-            flight.refused = True
+        if request_id in self._in_flight:
+            self._in_flight[request_id].refused = True
 
     def remove(self, request_id: str, *, complete: bool, now_s: float | None = None) -> None:
         """Stop counting a request; an incomplete one counts until its engine has dropped it."""
@@ -331,8 +334,7 @@ class Worker:
                 left = Departure(number, prompt, generated, complete, cap, from_tokens=seen)
                 self.departures.append(left)
         flight = self._in_flight.pop(request_id)
-        done = complete and not flight.refused
-        self.service.gone(flight.request.slots, now_s, complete=done)
+        self.service.gone(flight.request.slots, now_s, complete=complete and not flight.refused)
         self._asked.discard(request_id)
         self.breaker.gone(request_id)
         self._recount((request_id,))
@@ -353,9 +355,8 @@ class Worker:
 
     def _held_back(self, view: WorkerView) -> WorkerView:
         """The view with its capacity after drain and breaker."""
-        left = 0
-        if not self.draining:
-            left = self.breaker.capacity(view.capacity, self.slots, view.requests)
+        breaker = self.breaker
+        left = 0 if self.draining else breaker.capacity(view.capacity, self.slots, view.requests)
         return msgspec.structs.replace(view, capacity=left)
 
     def fresh_view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
@@ -410,6 +411,9 @@ class Worker:
         if flight is None:
             return NO_CAP, None
         self._learn(flight, told.prompt_tokens)
+        if flight.sent_at is not None and self.feed is not None:
+            self.service.group.delay.learn(self.feed.step - flight.sent_at - 1)
+            flight.sent_at = None
         if not flight.compared:  # of several parts the first: the others may hit its blocks
             flight.compared = True
             self.hit_record.compare(told.prompt_tokens, flight.cached_tokens, told.cached_tokens)
@@ -420,8 +424,7 @@ class Worker:
         flight.told_tokens = prompt_tokens
         if flight.uncounted:
             flight.uncounted -= 1
-            request = flight.request
-            self._token_rate.learn(request.text_bytes, prompt_tokens, request.parts)
+            self._token_rate.learn(flight.request.text_bytes, prompt_tokens, flight.request.parts)
 
     def _recount(self, tokens: Iterable[str]) -> None:
         self._view = None

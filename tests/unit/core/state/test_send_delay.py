@@ -1,0 +1,86 @@
+"""Steps until a request that is sent is computed, learned."""
+
+import pytest
+from msgspec import structs
+
+from router.core.events import Ended, FeedStale
+from router.core.state.cluster import Cluster
+from router.core.state.rates import SendDelay
+from router.core.types import Outcome, Snapshot, WorkerSpec
+from tests.support.clusters import cluster_of, send, show
+from tests.support.core import part, request, running, snapshot, token
+
+ENOUGH = 200
+
+
+def under_way(cluster: Cluster) -> int:
+    return cluster.groups["default"].steps_under_way
+
+
+def test_at_first_one_step_has_begun() -> None:
+    assert SendDelay().steps == 1
+
+
+@pytest.mark.parametrize(("steps", "learned"), [(0, 0), (3, 3), (1000, 16), (-5, 1)])
+def test_the_latest_requests_tell(steps: int, learned: int) -> None:
+    delay = SendDelay()
+    for _ in range(ENOUGH):
+        delay.learn(steps)
+    assert delay.steps == learned
+
+
+def test_one_request_that_was_held_up_says_little() -> None:
+    delay = SendDelay()
+    delay.learn(1000)
+    assert delay.steps == 1
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_steps_between_sending_and_computing_are_counted(steps: int) -> None:
+    cluster = cluster_of(WorkerSpec("a", "", slots=2))
+    show(cluster, snapshot("full", 1, running("theirs")))
+    at = 1
+    for number in range(ENOUGH):
+        send(cluster, request(number))
+        for _ in range(steps):
+            at += 1
+            show(cluster, snapshot("delta", at))
+        at += 1
+        show(cluster, snapshot("delta", at, running(part(number), generated_tokens=1)))
+        at += 1
+        show(cluster, snapshot("delta", at, finished=(part(number),)))
+        cluster.apply(Ended(token(number), Outcome.COMPLETED))
+    assert under_way(cluster) == steps
+
+
+# What its first step depends on beyond its way.
+IDLE = snapshot("full", 1)
+QUEUE = snapshot("full", 1, running("theirs"), waiting=1)
+PROMPT = snapshot("full", 1, running("theirs", 50, 0, prefill_left=20))
+FULL = snapshot("full", 1, running("theirs"), running("others"))
+
+
+@pytest.mark.parametrize(
+    "before", [IDLE, QUEUE, PROMPT, FULL], ids=["idle", "queue", "prompt", "full"]
+)
+def test_who_may_wait_in_the_engine_tells_nothing(before: Snapshot) -> None:
+    cluster = cluster_of(WorkerSpec("a", "", slots=2))
+    for number in range(ENOUGH):
+        show(cluster, structs.replace(before, epoch=f"e{number}"))
+        send(cluster, request(number))
+        late = snapshot("full", 9, running("theirs"), running(part(number)), epoch=f"e{number}")
+        show(cluster, late)
+        cluster.apply(Ended(token(number), Outcome.COMPLETED))
+    assert under_way(cluster) == 1
+
+
+def test_what_an_engine_shows_after_its_restart_tells_nothing() -> None:
+    cluster = cluster_of(WorkerSpec("a", "", slots=2))
+    for number in range(ENOUGH):
+        show(cluster, snapshot("full", 500, running("theirs"), epoch=f"a{number}"))
+        send(cluster, request(number))
+        cluster.apply(FeedStale("a"))
+        told = running("theirs"), running(part(number))
+        show(cluster, snapshot("full", 1, *told, epoch=f"b{number}"))
+        cluster.apply(Ended(token(number), Outcome.COMPLETED))
+    assert under_way(cluster) == 1
