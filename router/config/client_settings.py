@@ -8,6 +8,7 @@ from router.access.key_files import check_keys, read_key
 from router.config.setting import DAY_S, IF_GIVEN, MOMENT_S, SettingGroup, Words, checked, setting
 from router.core.request_limits import DEFAULT_LIMITS
 from router.http.port import HttpLimits
+from router.proxy.model_tokenizer import ModelTokenizer
 
 _DEFAULTS = HttpLimits()
 
@@ -17,6 +18,13 @@ class RequestSettings(SettingGroup):
 
     model_alias: Words = setting(
         (), "A further name of a model, may be repeated.", metavar="NAME=MODEL"
+    )
+    tokenizer: Words = setting(
+        (),
+        "Folder of the model, with its tokenizer.json and chat template: prompts of text are made "
+        "token ids as engines make them. With MODEL= for one model only; may be repeated.",
+        metavar="[MODEL=]FOLDER",
+        advanced=True,
     )
     worker_headers: bool = setting(
         False,
@@ -44,6 +52,20 @@ class RequestSettings(SettingGroup):
     @property
     def aliases(self) -> Mapping[str, str]:
         return dict(_split(entry) for entry in self.model_alias)
+
+    @property
+    def tokenizers(self) -> Mapping[str, str]:
+        """Folders by model; by an empty name for all others."""
+        return {
+            model: folder for model, _, folder in (one.rpartition("=") for one in self.tokenizer)
+        }
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _usable_tokenizers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            checked(ModelTokenizer, entry.rpartition("=")[2])
+        return value
 
     @field_validator("model_alias")
     @classmethod

@@ -39,10 +39,16 @@ class Route(NamedTuple):
 
 
 class CachedModel(NamedTuple):
-    """A model as prefix caches know it; ``adapter``: its name if it is a LoRA adapter."""
+    """A model as prefix caches know it.
+
+    Attributes:
+        adapter: its name if it is a LoRA adapter.
+        tokenizer: folder of its tokenizer; empty: the router has none.
+    """
 
     name: str
     adapter: str
+    tokenizer: str = ""
 
 
 def no_group(_: str) -> bool:
@@ -56,6 +62,7 @@ class ModelTable:
     Args:
         aliases: further names; an alias precedes a model of the same name.
         asks: whether a group asks for the content of its requests.
+        tokenizers: folders by model; by an empty name for all others.
 
     Attributes:
         absent: workers of a model's group that lack it, by model.
@@ -68,8 +75,10 @@ class ModelTable:
         aliases: Mapping[str, str] = _NO_ALIASES,
         limits: RequestLimits = DEFAULT_LIMITS,
         asks: Callable[[str], bool] = no_group,
+        tokenizers: Mapping[str, str] = _NO_ALIASES,
     ) -> None:
         self.limits = limits
+        self.tokenizers = tokenizers
         self.asks = asks
         self.absent: Mapping[str, frozenset[str]] = {}
         self.adapters: frozenset[str] = frozenset()
@@ -179,7 +188,9 @@ class ModelTable:
         """None: its group does not ask for the content of requests, or no group is known."""
         model = self.resolve(name)
         group = self._group_of.get(model) if model is not None else self._only()
-        return None if group is None or not self.asks(group) else cached(model, self.adapters)
+        if group is None or not self.asks(group):
+            return None
+        return cached(model, self.adapters, self.tokenizers)
 
     def all_but(self, group: str, rank: int, lacks: frozenset[str]) -> frozenset[str]:
         """Workers that must not serve a request for one rank; errors as from ``other_ranks``."""
@@ -207,9 +218,11 @@ class ModelTable:
             self._settle()
 
 
-def cached(model: str | None, adapters: Set[str]) -> CachedModel:
+def cached(model: str | None, adapters: Set[str], tokenizers: Mapping[str, str]) -> CachedModel:
     """A model by its name, which is also its adapter's if it is one."""
-    return CachedModel(model or "", model if model is not None and model in adapters else "")
+    name = model or ""
+    tokenizer = tokenizers.get(name) or tokenizers.get("", "")
+    return CachedModel(name, name if name in adapters else "", tokenizer)
 
 
 def check_served(model: str | None, lacks: Set[str], askable: Set[str]) -> None:

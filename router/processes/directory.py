@@ -72,7 +72,7 @@ class Directory(msgspec.Struct, frozen=True):
         models: group of each model.
         known: model names that clients may use.
         ranked: URLs shared by several ranks, which a header distinguishes.
-        absent, adapters: as in ``ModelTable``.
+        absent, adapters, tokenizers: as in ``ModelTable``.
     """
 
     groups: Mapping[str, GroupCard]
@@ -86,6 +86,7 @@ class Directory(msgspec.Struct, frozen=True):
     limits: RequestLimits = DEFAULT_LIMITS
     absent: Mapping[str, frozenset[str]] = {}
     adapters: frozenset[str] = frozenset()
+    tokenizers: Mapping[str, str] = {}
 
     def route(self, name: str | None) -> Route:
         model = name if name is None else self.aliases.get(name, name)
@@ -102,7 +103,7 @@ class Directory(msgspec.Struct, frozen=True):
         group = self.models.get(model) if model is not None else self._only()
         if group is None or not self.groups[group].asks:
             return None
-        return cached(model, self.adapters)
+        return cached(model, self.adapters, self.tokenizers)
 
     def all_but(self, group: str, rank: int, lacks: frozenset[str]) -> frozenset[str]:
         card = self.groups[group]

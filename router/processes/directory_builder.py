@@ -48,6 +48,7 @@ class Teller:
             absent=dict(models.absent),
             adapters=models.adapters,
             aliases=dict(models.aliases),
+            tokenizers=dict(models.tokenizers),
             limits=models.limits,
             known=tuple(models.known),
             ranked=frozenset(router.urls.shared),

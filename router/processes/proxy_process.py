@@ -36,6 +36,7 @@ from router.processes.reconnect import Dial
 from router.processes.remote_dispatcher import Hearing, RemoteDispatcher
 from router.proxy.asgi_client import Identified
 from router.proxy.context import RelayContext
+from router.proxy.model_tokenizer import tokenizer_of
 from router.proxy.request_log import RequestLog
 from router.proxy.splice import HotPath
 from router.serve.main_server import MainServer
@@ -87,6 +88,8 @@ class Proxy:
         self._dispatcher.hearing = Hearing(self.learn, self._recall, tls.refusal)
         self._dial = Dial(place.decider, self._dispatcher, tallies)
         self.learn(directory)
+        for folder in directory.tokenizers.values():  # before the first request needs it
+            tokenizer_of(folder)
 
     @property
     def app(self) -> ASGIApp:

@@ -12,7 +12,14 @@ from router.core.prefix.sessions import MOST_NAME_BYTES
 from router.core.request_limits import DEFAULT_LIMITS, RequestLimits
 from router.core.types import Content
 from router.dispatch.models import CachedModel
-from router.proxy.content import CachedAs, ids_of, nobody_asks, text_of
+from router.proxy.content import (
+    CachedAs,
+    ids_of,
+    nobody_asks,
+    text_of,
+    tokenized,
+    tokens_content,
+)
 from router.proxy.json_fields import (
     ABSENT,
     Raw,
@@ -132,6 +139,9 @@ def parse(
         known_tokens, size = (-(-sum(each) // len(sizes)) for each in zip(*sizes, strict=True))
     model = model_of(fields.model)
     named = cached_as(model) if len(sizes) == 1 else None
+    content, ids = (None, None) if named is None else _content(fields, named, limits)
+    if ids is not None:
+        known_tokens, size, said = len(ids), 0, _UNSAID
     return ParsedRequest(
         model=model,
         known_tokens=known_tokens,
@@ -142,7 +152,7 @@ def parse(
         parts=said.parts,
         measured=said.whole and not given(fields.prompt_embeds, fields.truncate_prompt_tokens),
         splittable=not said.parts and len(sizes) == 1 and _splittable(fields),
-        content=None if named is None else _content(fields, named, limits),
+        content=content,
         session=_session(fields),
     )
 
@@ -212,22 +222,25 @@ def too_many_slots(slots: int, most: int) -> InvalidRequestError:
     )
 
 
-def _content(fields: _Body, named: CachedModel, limits: RequestLimits) -> Content | None:
-    """Of a body with one prompt or with messages."""
-    prompt = fields.prompt
-    if not given(prompt):
-        whole = fields.tools, fields.functions
-        return text_of(fields, named, limits.max_messages, fields.messages, whole=whole)
-    if given(fields.messages):
-        return None
+def _content(
+    fields: _Body, named: CachedModel, limits: RequestLimits
+) -> tuple[Content | None, list[int] | None]:
+    """Of a body with one prompt or with messages, and the token ids of a text if they are known."""
+    prompt, messages = fields.prompt, fields.messages
+    if given(prompt) and given(messages):
+        return None, None
     if start(prompt) == b"[" and _first(prompt) in b'["':
         (prompt,) = items(prompt, 1)
-    match start(prompt):
-        case b'"':
-            return text_of(fields, named, 1, prompt)
-        case b"[":
-            return ids_of(prompt, fields, named)
-    return None
+    if start(prompt) == b"[":
+        return ids_of(prompt, fields, named), None
+    if given(prompt) and start(prompt) != b'"':
+        return None, None
+    ids = tokenized(fields, named)
+    if ids is not None:
+        return tokens_content(ids, fields, named), ids
+    whole = () if given(prompt) else (fields.tools, fields.functions)
+    most = limits.max_messages
+    return text_of(fields, named, most, prompt if given(prompt) else messages, whole=whole), None
 
 
 def _one_answer(

@@ -1,7 +1,7 @@
 """Ids of a prompt's content, which prefix caches are asked for; nothing long is decoded."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -11,6 +11,7 @@ from router.core.prefix.text_chunks import text_content
 from router.core.types import Content
 from router.dispatch.models import CachedModel
 from router.proxy.json_fields import Raw, given, items, start
+from router.proxy.model_tokenizer import tokenizer_of
 
 # Fields that decide how vLLM makes tokens of a prompt or which cached ones it may use, beside those
 # that become a part of the text.
@@ -25,6 +26,11 @@ _DECIDING = (
 _HIDDEN = (
     *("truncate_prompt_tokens", "prompt_embeds"),
     *("previous_response_id", "previous_input_messages"),
+)
+# What a chat's tokens follow from.
+_RENDERED = (
+    *("prompt", "messages", "tools", "documents", "chat_template", "chat_template_kwargs"),
+    *("add_generation_prompt", "continue_final_message", "add_special_tokens", "reasoning_effort"),
 )
 # Longer ones are not decoded: over a million ids.
 _MOST_IDS_BYTES = 8 * 1024 * 1024
@@ -64,13 +70,38 @@ def text_of(
     return text_content(text_seed(decides), _parts(whole, parts, most))
 
 
+def tokenized(fields: msgspec.Struct, model: CachedModel) -> list[int] | None:
+    """Token ids of a text or of messages, as the engine makes them; None: they are not known."""
+    if not model.tokenizer or _hidden(fields):
+        return None
+    try:
+        said = {
+            name: msgspec.json.decode(raw)
+            for name in _RENDERED
+            if given(raw := getattr(fields, name))
+        }
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return tokenizer_of(model.tokenizer).ids(said)
+
+
 def ids_of(prompt: Raw, fields: msgspec.Struct, model: CachedModel) -> Content | None:
     """Ids of a prompt of token ids; None: it is not valid, too long, or some of it is hidden."""
     if _hidden(fields) or memoryview(prompt).nbytes > _MOST_IDS_BYTES:
         return None
-    salt: Raw = getattr(fields, "cache_salt")  # noqa: B009 - the struct is the caller's
     try:
         tokens = _token_ids.decode(prompt)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return tokens_content(tokens, fields, model)
+
+
+def tokens_content(
+    tokens: Sequence[int], fields: msgspec.Struct, model: CachedModel
+) -> Content | None:
+    """Ids of a prompt of these tokens; None: its salt is not valid."""
+    salt: Raw = getattr(fields, "cache_salt")  # noqa: B009 - the struct is the caller's
+    try:
         said = msgspec.json.decode(salt, type=str) if given(salt) else ""
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
@@ -107,6 +107,9 @@ class Models(Protocol):
 
     @property
     def limits(self) -> RequestLimits: ...
+
+    @property
+    def tokenizers(self) -> Mapping[str, str]: ...
 
     def tokens(self, group: str, text_bytes: int, parts: int) -> int: ...
 

@@ -22,8 +22,8 @@ from router.proxy.prefill_relay import SplitRelay
 from router.proxy.relay import Relay
 from router.proxy.request_log import follow
 
-# A larger body is parsed in a thread: the event loop can run.
-_LARGE_BYTES = 256 * 1024
+# A larger body is parsed in a thread: the event loop can run. Tokenizing takes longer.
+_LARGE_BYTES, _LARGE_TEXT_BYTES = 256 * 1024, 4 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ async def relay_of(context: ServingContext, scope: Scope, body: bytes) -> Serves
         NoWorkerError: no worker serves any model yet.
     """
     endpoint, models = ENDPOINTS[scope["path"]], context.models
-    if len(body) > _LARGE_BYTES:
+    if len(body) > (_LARGE_TEXT_BYTES if models.tokenizers else _LARGE_BYTES):
         parsed = await asyncio.to_thread(endpoint.parse, body, models.limits, models.cached_as)
     else:
         parsed = endpoint.parse(body, models.limits, models.cached_as)

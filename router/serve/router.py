@@ -53,6 +53,7 @@ from router.metrics.render import Metrics
 from router.proxy.attempts import Attempts
 from router.proxy.context import RelayContext, RelaySettings
 from router.proxy.kv_transfer import Bootstraps, KvTransfer
+from router.proxy.model_tokenizer import tokenizer_of
 from router.proxy.request_log import RequestLog
 from router.proxy.splice import HotPath
 from router.recording.record_file import RecordFile
@@ -130,7 +131,11 @@ class Router:
         )
         self.dispatcher = make_dispatcher(settings, self.cluster, self.access.weight)
         limits = settings.of(RequestLimits)
-        self.models = ModelTable(self.cluster, settings.aliases, limits, self.cluster.asks)
+        self.models = ModelTable(
+            self.cluster, settings.aliases, limits, self.cluster.asks, settings.tokenizers
+        )
+        for folder in settings.tokenizers.values():  # before the first request needs it
+            tokenizer_of(folder)
         self._connect(settings)
         # What clients and operators see, and what may change while all this runs.
         self.requests, self.counts, self.streams = RequestLog(self.clock), HttpCounts(), Streams()

@@ -1,9 +1,13 @@
 """Aliases as operators give them."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from router.config.setting_sources import load_settings
 from router.core.errors import ConfigError
+from tests.support.byte_tokenizer import byte_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -30,6 +34,23 @@ def test_aliases_that_cannot_be(given: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         load_settings({"model_alias": given})
     assert "--model-alias" in str(caught.value)
+
+
+def test_tokenizers_are_read_at_the_start(tmp_path: Path) -> None:
+    folder = byte_tokenizer(tmp_path)
+    settings = load_settings({"tokenizer": f"{folder} org/llama={folder}"})
+    assert settings.tokenizers == {"": str(folder), "org/llama": str(folder)}
+    (tmp_path / "chat_template.jinja").write_text("{% for %}")
+    for broken in (str(tmp_path), f"llama={tmp_path / 'absent'}"):
+        with pytest.raises(ConfigError, match="--tokenizer") as caught:
+            load_settings({"tokenizer": broken})
+        assert broken.removeprefix("llama=") in str(caught.value)
+
+
+def test_a_tokenizer_needs_its_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ConfigError, match=r"pip install 'evenstep\[tokenizer\]'"):
+        load_settings({"tokenizer": str(tmp_path)})
 
 
 def test_aliases_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,7 +193,8 @@ def test_a_rank_leaves_only_its_workers() -> None:
 
 def test_only_groups_that_ask_get_content_and_adapters_are_told_apart() -> None:
     cluster = Cluster([WorkerSpec("a", "", "one"), WorkerSpec("b", "", "two")])
-    models = ModelTable(cluster, {"alias": "lora"}, asks={"one"}.__contains__)
+    folders = {"": "any", "base": "own"}
+    models = ModelTable(cluster, {"alias": "lora"}, asks={"one"}.__contains__, tokenizers=folders)
     models.learn("a", {**cards("base"), "lora": {"id": "lora", "parent": "base"}})
     models.learn("b", cards("other"))
     card = GroupCard(4.0, None, frozenset())
@@ -203,10 +204,11 @@ def test_only_groups_that_ask_get_content_and_adapters_are_told_apart() -> None:
         models=dict(models.by_group),
         aliases=models.aliases,
         adapters=models.adapters,
+        tokenizers=folders,
     )
     for source in (models, told):
-        assert source.cached_as("base") == ("base", "")
-        assert source.cached_as("lora") == source.cached_as("alias") == ("lora", "lora")
+        assert source.cached_as("base") == ("base", "", "own")
+        assert source.cached_as("lora") == source.cached_as("alias") == ("lora", "lora", "any")
         for name in ("other", "unknown", None):
             assert source.cached_as(name) is None, "of no group that asks, or of no one group"
 
@@ -216,5 +218,5 @@ def test_without_a_name_the_only_group_counts() -> None:
     told = msgspec.structs.replace(
         NO_DIRECTORY, groups={"default": GroupCard(4.0, None, frozenset(), asks=True)}
     )
-    assert models.cached_as(None) == told.cached_as(None) == ("", "")
+    assert models.cached_as(None) == told.cached_as(None) == ("", "", "")
     assert table("a").cached_as(None) is None
