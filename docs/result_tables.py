@@ -6,7 +6,7 @@ from statistics import fmean
 from docs import decision_tables, engine_tables, prefix_tables
 from docs.kept_figures import Figures, Row, kept, words_table
 from docs.stale_figures import DATA, kept_headers
-from loadgen.demo.demo_report import SUBJECT
+from loadgen.demo.worlds import SUBJECT
 from loadgen.figures.figures_document import outcomes_of
 from loadgen.figures.studies import STUDIES
 from loadgen.figures.studies.serving_rates_study import OVERLOAD

@@ -1,11 +1,11 @@
 """``evenstep demo``: policies side by side on emulated workers."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -13,35 +13,15 @@ from rich.text import Text
 
 from loadgen.demo import status_pictures
 from loadgen.demo.budget import FIRST_SCALE, Allowance, Trial, calibrate, least_late
-from loadgen.demo.conversations import write_conversations
-from loadgen.demo.demo_report import (
-    DECODE,
-    PROMPTS,
-    SUBJECT,
-    WORLDS,
-    DemoRun,
-    World,
-    best_baseline,
-    demo_table,
-    subject,
-    summary,
-    warnings,
-)
-from loadgen.demo.figures import steady_steps
+from loadgen.demo.demo_report import demo_table, summary, warnings
 from loadgen.demo.run import Outcome, RunPlan, execute
+from loadgen.demo.worlds import DECODE, SUBJECT, WORLDS, DemoRun, World
 from loadgen.replay.replay_results import Report
 from loadgen.replay.workload import checked_time_scale
 from loadgen.report import browser
-from loadgen.report.load_pictures import (
-    Panel,
-    draw_bars,
-    draw_loads,
-    draw_power,
-    require_matplotlib,
-)
+from loadgen.report.load_pictures import require_matplotlib
 from loadgen.run.child_processes import signals_as_interrupts
 from loadgen.run.options import flag
-from loadgen.simulator.decode.decode_config import SERVE
 from loadgen.traces.trace import load_trace
 from router.commands.json_output import STDOUT, writable, write_json
 from router.core.errors import ConfigError, InputError
@@ -57,83 +37,62 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Durations from the command line; None: the demo chooses."""
-
-    seconds: float
-    requests: int | None
-    time_scale: float | None
-
-
 class Demo:
     """All runs of one demo."""
 
-    def __init__(self, folder: Path, console: Console, clock: Callable[[], float]) -> None:
+    def __init__(self, folder: Path, console: Console, seconds: float) -> None:
         self._folder = folder
         self._console = console
-        self._clock = clock
-        self._start_s = clock()
+        self._seconds = seconds
+        self._start_s = time.monotonic()
 
     def run(
-        self, world: World, plans: Sequence[RunPlan], budget: Budget
+        self,
+        world: World,
+        plans: Sequence[RunPlan],
+        requests: int | None,
+        time_scale: float | None,
     ) -> tuple[list[DemoRun], list[Trial]]:
-        """Calibrate where time scale or requests are open, then execute every plan.
+        """Calibrate where requests or time scale are open, then execute every plan.
 
         Raises:
             EvenstepError: a process did not start, or a replay reported nothing.
         """
-        requests = budget.requests or world.requests
-        scale = budget.time_scale or world.time_scale
+        # Both worlds may have a run of one name.
+        folder = _folder(self._folder / world.name)
+
+        def executed(plan: RunPlan) -> Outcome:
+            return execute(plan, world.fleet, folder, RUN_TIMEOUT_S)
+
+        requests = requests or world.requests
+        scale = time_scale or world.time_scale
+        trials: list[Trial] = []
         self._console.print(Text(world.title, style="bold"))
-        if requests is not None and scale is not None:
-            return self._all(world, plans, requests, scale), []
-        rows = load_trace(plans[0].trace).requests
-        mean_output = fmean(min(each.output_tokens, CAP_TOKENS) for each in rows)
-
-        def allowance() -> Allowance:
-            ending_s = PLOTTING_S + (status_pictures.LASTS_S if browser.find() else 0.0)
-            run_wall_s = (budget.seconds - ending_s - (self._clock() - self._start_s)) / len(plans)
-            return Allowance(run_wall_s, mean_output, CAP_TOKENS)
-
-        self._console.print(
-            f"Calibrating: how fast can this machine step? (all in all {budget.seconds:.0f} s)"
-        )
-        first = replace(plans[-1], time_scale=scale or FIRST_SCALE)
-        trials = calibrate(lambda plan: self._execute(world, plan), first, world.fleet, self._clock)
-        trial = least_late(trials)
-        scale = scale or allowance().time_scale(trial)
-        requests = requests or allowance().requests(trial, scale)
-        return self._all(world, plans, requests, scale), trials
-
-    def draw(self, world: World, runs: Sequence[DemoRun]) -> list[Path]:
-        """One picture of the best baseline beside BF-IO, or of all runs; and one of power."""
-        scale = runs[0].outcome.plan.time_scale
-        fleet = f"emulated: {world.fleet.workers} workers x {world.fleet.slots} slots, "
-        if world is PROMPTS:
-            caption = (
-                f"{fleet}step time C + max (t_l L + t_p P), {runs[0].outcome.plan.requests:,} "
-                f"turns of conversations, time scale {scale:g}"
+        if requests is None or scale is None:
+            self._console.print(
+                f"Calibrating: how fast can this machine step? (all in all {self._seconds:.0f} s)"
             )
-            names = [run.outcome.plan.policy for run in runs]
-            figures = {
-                title: [cast(float, figure(run) or 0.0) for run in runs]
-                for title, figure in list(world.columns.items())[:-1]
-            }
-            path = self._folder / "prompts.png"
-            draw_bars(path, names, figures, caption)
-            return [path]
-        chosen = [run for run in (best_baseline(world, runs), subject(runs)) if run is not None]
-        panels = [_panel(run) for run in chosen]
-        caption = (
-            f"{fleet}step time C + t_l * max load of the BF-IO paper, BurstGPT lengths, "
-            f"time scale {scale:g}"
-        )
-        shaded = f"{caption}\none line per worker; shaded: the window of the averages"
-        paths = [self._folder / "loads.png", self._folder / "power.png"]
-        draw_loads(paths[0], panels, shaded)
-        draw_power(paths[1], panels, caption)
-        return paths
+            first = replace(plans[-1], time_scale=scale or FIRST_SCALE)
+            trials = calibrate(executed, first, world.fleet, time.monotonic)
+            trial = least_late(trials)
+            rows = load_trace(first.trace).requests
+            mean_output = fmean(min(each.output_tokens, CAP_TOKENS) for each in rows)
+            ending_s = PLOTTING_S + (status_pictures.LASTS_S if browser.find() else 0.0)
+            left_s = self._seconds - ending_s - (time.monotonic() - self._start_s)
+            allowance = Allowance(left_s / len(plans), mean_output, CAP_TOKENS)
+            scale = scale or allowance.time_scale(trial)
+            requests = requests or allowance.requests(trial, scale)
+        if world.write_trace is not None:
+            world.write_trace(Path(plans[0].trace), requests, plans[0].seed)
+        runs = []
+        for plan in plans:
+            self._console.print(
+                f"{plan.policy}, {plan.dispatch.value} dispatch: {requests:,} requests, "
+                f"time scale {scale:g}"
+            )
+            outcome = executed(replace(plan, requests=requests, time_scale=scale))
+            runs.append(DemoRun.of(outcome, world.fleet))
+        return runs, trials
 
     def photograph(self, plan: RunPlan) -> Sequence[Path]:
         """Pictures of the status page during another run of the plan; empty without a browser."""
@@ -142,26 +101,6 @@ class Demo:
         except browser.BrowserError as error:
             self._console.print(f"No picture of the status page: {error}")
             return ()
-
-    def _all(
-        self, world: World, plans: Sequence[RunPlan], requests: int, time_scale: float
-    ) -> list[DemoRun]:
-        if world is PROMPTS:
-            write_conversations(Path(plans[0].trace), requests, plans[0].seed)
-        runs = []
-        for plan in plans:
-            self._console.print(
-                f"{plan.policy}, {plan.dispatch.value} dispatch: {requests:,} requests, "
-                f"time scale {time_scale:g}"
-            )
-            outcome = self._execute(world, replace(plan, requests=requests, time_scale=time_scale))
-            runs.append(DemoRun.of(outcome, world.fleet))
-        return runs
-
-    def _execute(self, world: World, plan: RunPlan) -> Outcome:
-        # Both worlds may have a run of one name.
-        folder = _folder(self._folder / world.name)
-        return execute(plan, world.fleet, folder, RUN_TIMEOUT_S)
 
 
 def demo(
@@ -195,9 +134,8 @@ def demo(
     chosen = _chosen("--worlds", worlds, WORLDS)
     plans = {name: _plans(WORLDS[name], policies, seed, out) for name in chosen}
     scale = None if time_scale is None else checked_time_scale(time_scale)
-    budget = Budget(seconds, requests, scale)
     console = Console(stderr=json_file == STDOUT)
-    session = Demo(_folder(out), console, time.monotonic)
+    session = Demo(_folder(out), console, seconds)
     writable(json_file)  # Checked only now: the file may be in the new folder.
     done: dict[str, list[DemoRun]] = {}
     report: dict[str, Report] = {}
@@ -207,11 +145,11 @@ def demo(
             # The time of decode's runs is what the others have left.
             for name in sorted(chosen, key=lambda name: WORLDS[name].requests is None):
                 world = WORLDS[name]
-                runs, trials = session.run(world, plans[name], budget)
+                runs, trials = session.run(world, plans[name], requests, scale)
                 done[name] = runs
                 conditions = _conditions(world, runs[0].outcome.plan)
                 report[name] = summary(world, runs, trials, conditions)
-                pictures += session.draw(world, runs)
+                pictures += world.draw(out, world, runs)
             if DECODE.name in done:
                 pictures += session.photograph(done[DECODE.name][-1].outcome.plan)
     except KeyboardInterrupt:
@@ -242,11 +180,9 @@ def _plans(world: World, policies: str | None, seed: int, out: Path) -> list[Run
         # BF-IO chooses from a pool; the others assign on arrival, as most routers do.
         pooled = name == SUBJECT or Dispatch.INSTANT not in POLICIES[name].dispatch
         form = Dispatch.POOL if pooled else Dispatch.INSTANT
-        plan = RunPlan(name, form, requests=0, cap_tokens=CAP_TOKENS, seed=seed, time_scale=1.0)
-        if world is PROMPTS:
-            trace = str(out / "conversations.jsonl")
-            patience_s = SERVE["starvation_s"]
-            plan = replace(plan, trace=trace, arrivals="trace", starvation_s=patience_s, warmup=0.0)
+        plan = RunPlan(name, form, 0, CAP_TOKENS, seed, time_scale=1.0, **world.plan)
+        if world.write_trace is not None:
+            plan = replace(plan, trace=str(out / "conversations.jsonl"))
         plans.append(plan)
     return plans
 
@@ -271,16 +207,6 @@ def _folder(out: Path) -> Path:
     except OSError as error:
         raise InputError(f"--out: cannot write to {out}: {error.strerror}") from error
     return out
-
-
-def _panel(run: DemoRun) -> Panel:
-    plan = run.outcome.plan
-    name = f"{plan.policy}, {plan.dispatch.value} dispatch"
-    steps = [row.step for row in steady_steps(run.outcome)]
-    if run.steady is None or not steps:
-        return Panel(name, "too short for averages", run.outcome.record)
-    average = f"average imbalance {run.steady.imbalance_tokens / 1e4:.2f}e4 tokens"
-    return Panel(name, average, run.outcome.record, (steps[0], steps[-1]))
 
 
 def _show(console: Console, world: World, runs: Sequence[DemoRun], report: Report) -> None:

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from loadgen.demo.run import Fleet, Outcome
 from loadgen.emulator.record import StepRecord
-from loadgen.replay.replay_results import Report, Window
 from router.core.step_time import StepTime
 
 # Lateness of a step's end, as a fraction of its length, up to which a fleet counts as in time.
@@ -69,19 +68,12 @@ def step_figures(record: Sequence[StepRecord], fleet: Fleet) -> StepFigures | No
     )
 
 
-def steady_window(outcome: Outcome) -> Window | None:
-    """The replay's steady window in wall seconds since 1970; None if the run is too short."""
-    steady = cast(Report | None, outcome.report["steady"])
-    if steady is None:
-        return None
-    scale = outcome.plan.time_scale
-    start_s = cast(float, outcome.report["start_unix_s"]) + cast(float, steady["start_s"]) * scale
-    return Window(start_s, start_s + cast(float, steady["duration"]) * scale)
-
-
 def steady_steps(outcome: Outcome) -> list[StepRecord]:
-    """Steps that ended in the steady window."""
-    window = steady_window(outcome)
-    if window is None:
+    """Steps that ended in the replay's steady window; none if the run is too short."""
+    steady = cast(Any, outcome.report["steady"])
+    if steady is None:
         return []
-    return [row for row in outcome.record if window.start_s <= row.time_s <= window.end_s]
+    scale = outcome.plan.time_scale
+    start_s = cast(float, outcome.report["start_unix_s"]) + steady["start_s"] * scale
+    end_s = start_s + steady["duration"] * scale
+    return [row for row in outcome.record if start_s <= row.time_s <= end_s]

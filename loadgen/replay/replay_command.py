@@ -18,13 +18,13 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadgen.replay.replay_results import Conditions, Report, Run, parse_goodput, summarize
+from loadgen.replay.replay_results import Report, parse_goodput, summarize
 from loadgen.replay.replay_table import replay_table
 from loadgen.replay.replayer import Replayer, Target, get_json
-from loadgen.replay.router_counters import Scrapes, cluster_report
+from loadgen.replay.router_counters import cluster_report
 from loadgen.replay.workload import Arrivals, Workload, checked_time_scale, plan
-from loadgen.run.options import command_of, flag, same_named
-from loadgen.traces.trace import BUNDLED, Trace, load_trace
+from loadgen.run.options import command_of, flag
+from loadgen.traces.trace import BUNDLED, load_trace
 from router.access.key_files import first_key
 from router.commands.json_output import STDOUT, json_option, write_json
 from router.core.errors import ConfigError, UpstreamError
@@ -32,23 +32,6 @@ from router.engines.http_client import HttpClient
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
-
-
-@dataclass(frozen=True, slots=True)
-class ReplaySettings:
-    """Command line of ``evenstep replay``, checked."""
-
-    target: Target
-    trace: Trace
-    arrivals: Arrivals
-    requests: int | None
-    seed: int
-    cap_tokens: int
-    model: str | None
-    time_scale: float
-    warmup: float
-    goodput_ms: dict[str, float]
-    reveal_lengths: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,31 +72,6 @@ class ReplayOptions:
     api_key_file: Annotated[Path | None, flag("file with the server's API key", "FILE")] = None
     json_file: Annotated[str | None, json_option("write the report; - is stdout")] = None
 
-    def settings(self) -> ReplaySettings:
-        """Check the options and load what they name.
-
-        Raises:
-            ConfigError: invalid option; named in the message.
-            InputError: no such trace or key file.
-        """
-        loaded = load_trace(self.trace)
-        if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"--url: {self.url!r} is no base URL; write http://HOST:PORT")
-        headers: tuple[tuple[bytes, bytes], ...] = ()
-        if self.api_key_file is not None:
-            headers = ((b"authorization", b"Bearer " + first_key(str(self.api_key_file)).encode()),)
-        return ReplaySettings(
-            **same_named(self, ReplaySettings)
-            | {
-                "target": Target(self.url.rstrip("/").removesuffix("/v1"), headers),
-                "trace": loaded,
-                "arrivals": Arrivals.parse(self.arrivals),
-                "cap_tokens": self.max_tokens or loaded.max_output_tokens,
-                "time_scale": checked_time_scale(self.time_scale),
-                "goodput_ms": parse_goodput(self.goodput),
-            }
-        )
-
 
 @command_of(ReplayOptions)
 def replay(options: ReplayOptions) -> None:
@@ -121,7 +79,7 @@ def replay(options: ReplayOptions) -> None:
 
     Times are engine seconds: wall seconds divided by the time scale. Exit 1 if a request failed.
     """
-    report = uvloop.run(_measure(options.settings()))
+    report = uvloop.run(_measure(options))
     Console(stderr=options.json_file == STDOUT).print(replay_table(report))
     write_json(report, options.json_file)
     if report["interrupted"]:
@@ -130,77 +88,73 @@ def replay(options: ReplayOptions) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-async def _measure(settings: ReplaySettings) -> Report:
+async def _measure(options: ReplayOptions) -> Report:
+    trace = load_trace(options.trace)
+    if not options.url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url: {options.url!r} is no base URL; write http://HOST:PORT")
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    if options.api_key_file is not None:
+        headers = ((b"authorization", b"Bearer " + first_key(str(options.api_key_file)).encode()),)
+    target = Target(options.url.rstrip("/").removesuffix("/v1"), headers)
+    arrivals = Arrivals.parse(options.arrivals)
+    time_scale = checked_time_scale(options.time_scale)
+    goodput_ms = parse_goodput(options.goodput)
     client = HttpClient(connect_timeout_s=10.0)
     try:
-        model = await _model(client, settings)
-        server = await get_json(client, settings.target, "/version")
+        model = await _model(client, target, options.model)
         workload = Workload(
-            plan(settings.trace, settings.arrivals, settings.requests, settings.seed),
-            settings.arrivals,
+            plan(trace, arrivals, options.requests, options.seed),
+            arrivals,
             model,
-            settings.cap_tokens,
-            settings.seed,
-            settings.reveal_lengths,
+            options.max_tokens or trace.max_output_tokens,
+            options.seed,
+            options.reveal_lengths,
         )
-        run, scrapes = await _replay(client, settings, workload)
+        versions = {"evenstep": version("evenstep"), "python": platform.python_version()}
+        match await get_json(client, target, "/version"):
+            case {"version": str(text)}:
+                versions["server"] = text
+        with _progress(len(workload.requests)) as advance, _stop_signals() as stop:
+            replayer = Replayer(
+                client, target, workload, time_scale, warmup=options.warmup, on_end=advance
+            )
+            run, scrapes = await replayer.run(stop)
     finally:
         await client.aclose()
-    kind, value = settings.arrivals.kind, settings.arrivals.value
-    versions = {"evenstep": version("evenstep"), "python": platform.python_version()}
-    match server:
-        case {"version": str(text)}:
-            versions["server"] = text
-    report = summarize(
-        run,
-        Conditions(
-            model=workload.model,
-            url=settings.target.url,
-            trace=settings.trace.name,
-            trace_format=settings.trace.format,
-            arrivals=str(settings.arrivals),
-            seed=settings.seed,
-            time_scale=settings.time_scale,
-            warmup=settings.warmup,
-            max_tokens=None if settings.reveal_lengths else settings.cap_tokens,
-            reveal_lengths=settings.reveal_lengths,
-            command=shlex.join(["evenstep", *sys.argv[1:]]),
-            date=datetime.now(UTC).isoformat(timespec="seconds"),
-            rate_per_s=value if kind == "poisson" else None,
-            concurrency=int(value) if kind == "closed" else None,
-            goodput_ms=settings.goodput_ms,
-            versions=versions,
-        ),
-    )
+    poisson, closed = arrivals.kind == "poisson", arrivals.kind == "closed"
+    conditions: Report = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["evenstep", *sys.argv[1:]]),
+        "versions": versions,
+        "base_url": target.url,
+        "endpoint": "/v1/completions",
+        "model_id": model,
+        "trace": trace.name,
+        "trace_format": trace.format,
+        "arrivals": str(arrivals),
+        "request_rate": arrivals.value if poisson else "inf",
+        "max_concurrency": int(arrivals.value) if closed else None,
+        "seed": options.seed,
+        "max_tokens": None if options.reveal_lengths else workload.cap_tokens,
+        "lengths_revealed": options.reveal_lengths,
+        "warmup": options.warmup,
+    }
+    report = summarize(run, conditions, time_scale, goodput_ms)
     return report | {"cluster": cluster_report(scrapes)}
 
 
-async def _model(client: HttpClient, settings: ReplaySettings) -> str:
+async def _model(client: HttpClient, target: Target, name: str | None) -> str:
+    """The given name, or that of the server's first model."""
     try:
-        listed = await get_json(client, settings.target, "/v1/models")
+        listed = await get_json(client, target, "/v1/models")
     except UpstreamError as error:
         raise ConfigError(f"--url: {error}; start a server there, or correct the URL") from error
-    if settings.model is not None:
-        return settings.model
+    if name is not None:
+        return name
     match listed:
-        case {"data": [{"id": str(name)}, *_]}:
-            return name
-    raise ConfigError(f"--url: {settings.target.url}/v1/models names no model; give one by --model")
-
-
-async def _replay(
-    client: HttpClient, settings: ReplaySettings, workload: Workload
-) -> tuple[Run, Scrapes]:
-    with _progress(len(workload.requests)) as advance, _stop_signals() as stop:
-        replayer = Replayer(
-            client,
-            settings.target,
-            workload,
-            time_scale=settings.time_scale,
-            warmup=settings.warmup,
-            on_end=advance,
-        )
-        return await replayer.run(stop)
+        case {"data": [{"id": str(first)}, *_]}:
+            return first
+    raise ConfigError(f"--url: {target.url}/v1/models names no model; give one by --model")
 
 
 @contextmanager

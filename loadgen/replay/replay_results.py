@@ -8,7 +8,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -79,33 +79,6 @@ class Run:
     start_unix_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """Conditions of the run; the report repeats all of them.
-
-    Attributes:
-        max_tokens: cap of every request; None where lengths were revealed.
-        goodput_ms: bounds of a good request, by metric of ``GOODPUT_METRICS``.
-    """
-
-    model: str
-    url: str
-    trace: str
-    trace_format: str
-    arrivals: str
-    seed: int
-    time_scale: float
-    warmup: float
-    max_tokens: int | None
-    reveal_lengths: bool
-    command: str
-    date: str
-    rate_per_s: float | None = None
-    concurrency: int | None = None
-    goodput_ms: Mapping[str, float] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
-
-
 def parse_goodput(text: str | None) -> dict[str, float]:
     """Parse bounds such as ``ttft:500,tpot:50`` (milliseconds).
 
@@ -130,30 +103,20 @@ def parse_goodput(text: str | None) -> dict[str, float]:
     return bounds
 
 
-def summarize(run: Run, conditions: Conditions) -> Report:
-    """Report on one run, without the figures of the cluster."""
+def summarize(
+    run: Run, conditions: Report, scale: float, goodput_ms: Mapping[str, float]
+) -> Report:
+    """Report on one run at ``scale`` wall seconds per engine second, conditions first.
+
+    It lacks the cluster's figures. A good request keeps ``goodput_ms`` of ``GOODPUT_METRICS``.
+    """
     done = [result for result in run.results if result.error is None]
-    scale = conditions.time_scale
     errors = Counter(result.error for result in run.results if result.error is not None)
     gaps_s = (gap_s for result in done for gap_s in result.gaps_s)
     return {
-        "date": conditions.date,
-        "command": conditions.command,
-        "versions": dict(conditions.versions),
-        "base_url": conditions.url,
-        "endpoint": "/v1/completions",
-        "model_id": conditions.model,
-        "trace": conditions.trace,
-        "trace_format": conditions.trace_format,
-        "arrivals": conditions.arrivals,
-        "request_rate": "inf" if conditions.rate_per_s is None else conditions.rate_per_s,
-        "max_concurrency": conditions.concurrency,
-        "seed": conditions.seed,
-        "max_tokens": conditions.max_tokens,
-        "lengths_revealed": conditions.reveal_lengths,
-        "time_scale": conditions.time_scale,
+        **conditions,
+        "time_scale": scale,
         "time_unit": "engine seconds (wall seconds / time_scale)",
-        "warmup": conditions.warmup,
         "num_prompts": run.planned,
         "sent": run.sent,
         "completed": len(done),
@@ -165,7 +128,7 @@ def summarize(run: Run, conditions: Conditions) -> Report:
         "total_input_tokens": sum(result.prompt_tokens for result in done),
         "total_output_tokens": sum(result.output_tokens for result in done),
         "cached_prompt_share": _cached_share(done),
-        **_rates(run, done, conditions),
+        **_rates(run, done, scale, goodput_ms),
         **_spread("ttft", map(_ttft_s, done), scale),
         **_spread("tpot", (_tpot_s(each) for each in done if each.output_tokens > 1), scale),
         **_spread("itl", gaps_s, scale),
@@ -177,16 +140,18 @@ def summarize(run: Run, conditions: Conditions) -> Report:
     }
 
 
-def _rates(run: Run, done: Sequence[RequestResult], conditions: Conditions) -> Report:
-    duration_s = run.whole.length_s / conditions.time_scale
+def _rates(
+    run: Run, done: Sequence[RequestResult], scale: float, goodput_ms: Mapping[str, float]
+) -> Report:
+    duration_s = run.whole.length_s / scale
     output_tokens = sum(result.output_tokens for result in done)
     total_tokens = output_tokens + sum(result.prompt_tokens for result in done)
     good = None
-    if conditions.goodput_ms:
+    if goodput_ms:
         good = sum(
             all(
-                _MEASURED_S[name](result) / conditions.time_scale * 1000 <= bound_ms
-                for name, bound_ms in conditions.goodput_ms.items()
+                _MEASURED_S[name](result) / scale * 1000 <= bound_ms
+                for name, bound_ms in goodput_ms.items()
             )
             for result in done
         )
@@ -196,7 +161,7 @@ def _rates(run: Run, done: Sequence[RequestResult], conditions: Conditions) -> R
         "start_unix_s": run.start_unix_s,
         "request_throughput": ratio(len(done), duration_s),
         "request_goodput": None if good is None else ratio(good, duration_s),
-        "goodput_ms": dict(conditions.goodput_ms),
+        "goodput_ms": dict(goodput_ms),
         "output_throughput": ratio(output_tokens, duration_s),
         "total_token_throughput": ratio(total_tokens, duration_s),
     }

@@ -27,20 +27,24 @@ class Target:
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-async def get_json(client: HttpClient, target: Target, path: str) -> object:
-    """Return the server's JSON answer; None for other content or an HTTP error.
-
-    Raises:
-        UpstreamError: the server cannot be reached.
-    """
+async def _get(client: HttpClient, target: Target, path: str) -> bytes:
+    """Empty for an HTTP error."""
     try:
         async with asyncio.timeout(SCRAPE_TIMEOUT_S):
             response = await client.request("GET", target.url, path, target.headers)
             body = await response.read()
     except TimeoutError as error:
         raise UpstreamError(f"no answer from {target.url} in {SCRAPE_TIMEOUT_S:g} s") from error
-    if response.status != HTTP_OK:
-        return None
+    return body if response.status == HTTP_OK else b""
+
+
+async def get_json(client: HttpClient, target: Target, path: str) -> object:
+    """Return the server's JSON answer; None for other content or an HTTP error.
+
+    Raises:
+        UpstreamError: the server cannot be reached.
+    """
+    body = await _get(client, target, path)
     try:
         found: object = msgspec.json.decode(body)
     except UNREADABLE:
@@ -51,13 +55,10 @@ async def get_json(client: HttpClient, target: Target, path: str) -> object:
 async def scrape(client: HttpClient, target: Target) -> Scrape | None:
     """Read the counters of an Evenstep router; None if there are none."""
     try:
-        async with asyncio.timeout(SCRAPE_TIMEOUT_S):
-            response = await client.request("GET", target.url, "/metrics", target.headers)
-            body = await response.read()
-    except (UpstreamError, TimeoutError):
+        body = await _get(client, target, "/metrics")
+    except UpstreamError:
         return None
-    found = parse_metrics(body.decode(errors="replace")) if response.status == HTTP_OK else None
-    return found if found and found.groups else None
+    return parse_metrics(body.decode(errors="replace")) or None
 
 
 class Replayer:
@@ -72,11 +73,9 @@ class Replayer:
         client: HttpClient,
         target: Target,
         workload: Workload,
-        *,
         time_scale: float = 1.0,
         warmup: float = 0.1,
         on_end: Callable[[], object] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._target = target
@@ -84,7 +83,6 @@ class Replayer:
         self._time_scale = time_scale
         self._warm_count = warmup * len(workload.requests)
         self._on_end = on_end
-        self._clock = clock
         self._headers = [(b"content-type", b"application/json"), *target.headers]
         self._queue: Iterator[tuple[TraceRequest, bytes]] = iter(())
         self._results: list[RequestResult] = []
@@ -103,7 +101,7 @@ class Replayer:
         workload = self._workload
         self._queue = zip(workload.requests, workload.bodies(), strict=True)
         start = await scrape(self._client, self._target)
-        self._start_s = self._clock()
+        self._start_s = time.monotonic()
         sending = self._closed() if workload.arrivals.kind == "closed" else self._open()
         interrupted = await _unless(stop, sending)
         end_s = self._now()
@@ -124,7 +122,7 @@ class Replayer:
         return run, scrapes
 
     def _now(self) -> float:
-        return self._clock() - self._start_s
+        return time.monotonic() - self._start_s
 
     async def _closed(self) -> None:
         async def client() -> None:
@@ -191,14 +189,13 @@ class Replayer:
         return response.status, None
 
     def _complaint(self, request: TraceRequest, stream: CompletionStream) -> str | None:
-        expected = self._workload.expected_tokens(request)
         if stream.error is not None:
             return stream.error
         if not stream.done:
             return "the stream ended without [DONE]"
         if stream.output_tokens is None:
             return "no usage event"
-        if stream.output_tokens != expected:
+        if stream.output_tokens != self._workload.expected_tokens(request):
             return "another number of tokens than the request's hidden length"
         return None
 
@@ -206,8 +203,7 @@ class Replayer:
         self._scrapes[name] = asyncio.create_task(scrape(self._client, self._target))
 
     async def _scrape_of(self, name: str) -> Scrape | None:
-        task = self._scrapes.get(name)
-        return None if task is None else await task
+        return await self._scrapes[name] if name in self._scrapes else None
 
 
 async def _unless(stop: asyncio.Event, work: Awaitable[None]) -> bool:

@@ -1,8 +1,7 @@
 """The router's counters during a replay: load, imbalance, energy, from its own /metrics."""
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -24,14 +23,8 @@ COUNTERS = {
 }
 POOL_WAITING = "waiting"
 
-Totals = Mapping[str, StepTotals]
-
-
-@dataclass(frozen=True, slots=True)
-class Scrape:
-    """Counters at one moment, per group and pool state."""
-
-    groups: Mapping[str, Totals] = field(default_factory=dict)
+# Counters at one moment, by group and pool state.
+Scrape = Mapping[str, Mapping[str, StepTotals]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +40,14 @@ class Scrapes:
 def parse_metrics(text: str) -> Scrape:
     """Parse the router's counters from a Prometheus exposition; ignore other metrics."""
     lines = [line for line in text.splitlines() if line.startswith(tuple(COUNTERS))]
-    groups: dict[str, dict[str, dict[str, float]]] = {}
+    groups: dict[str, dict[str, StepTotals]] = {}
     for family in text_string_to_metric_families("\n".join(lines) + "\n"):
         for sample in family.samples:
-            totals = groups.setdefault(sample.labels["group"], {})
-            sums = totals.setdefault(sample.labels["pool"], {})
-            name = COUNTERS[sample.name]
-            sums[name] = sums.get(name, 0) + sample.value
-    return Scrape(
-        {
-            group: {
-                pool: StepTotals(**sums)  # type: ignore[arg-type]
-                for pool, sums in pools.items()
-            }
-            for group, pools in groups.items()
-        }
-    )
+            pools = groups.setdefault(sample.labels["group"], {})
+            counted = StepTotals(**{COUNTERS[sample.name]: sample.value})  # type: ignore[arg-type]
+            pool = sample.labels["pool"]
+            pools[pool] = pools.get(pool, StepTotals()) + counted
+    return groups
 
 
 def cluster_report(scrapes: Scrapes) -> Report | None:
@@ -73,9 +58,7 @@ def cluster_report(scrapes: Scrapes) -> Report | None:
     """
     if scrapes.start is None or scrapes.end is None:
         return None
-    steps = {
-        group: _difference(scrapes.start, scrapes.end, group).steps for group in scrapes.end.groups
-    }
+    steps = {group: _difference(scrapes.start, scrapes.end, group).steps for group in scrapes.end}
     group = max(steps, key=steps.__getitem__, default="")
     if not steps.get(group):
         return None
@@ -90,13 +73,11 @@ def cluster_report(scrapes: Scrapes) -> Report | None:
 def _difference(
     first: Scrape, last: Scrape, group: str, only_pool: str | None = None
 ) -> StepTotals:
-    sums = dict.fromkeys((each.name for each in dataclasses.fields(StepTotals)), 0.0)
-    for sign, scrape in ((-1, first), (1, last)):
-        for pool, totals in scrape.groups.get(group, {}).items():
-            if only_pool in (None, pool):
-                for name in sums:
-                    sums[name] += sign * getattr(totals, name)
-    return StepTotals(**sums)  # type: ignore[arg-type]
+    total, before = StepTotals(), first.get(group, {})
+    for pool, totals in last.get(group, {}).items():
+        if only_pool in (None, pool):
+            total += totals - before.get(pool, StepTotals())
+    return total
 
 
 def _window(first: Scrape | None, last: Scrape | None, group: str) -> Report | None:

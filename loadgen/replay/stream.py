@@ -1,5 +1,7 @@
 """A streamed completion, read cheaply: only the last events are parsed as JSON."""
 
+from dataclasses import dataclass, field
+
 import msgspec
 
 DATA = b"data:"
@@ -32,6 +34,7 @@ _decoder = msgspec.json.Decoder(_Event)
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
+@dataclass(slots=True)
 class CompletionStream:
     """Parser of a body that arrives in arbitrary pieces.
 
@@ -43,20 +46,14 @@ class CompletionStream:
         error: message of an error event, or the problem with an event.
     """
 
-    __slots__ = (
-        *("_last_s", "_rest", "cached_tokens", "done", "error", "first_s", "gaps_s"),
-        "output_tokens",
-    )
-
-    def __init__(self) -> None:
-        self.first_s: float | None = None
-        self.gaps_s: list[float] = []
-        self.output_tokens: int | None = None
-        self.cached_tokens: int | None = None
-        self.done = False
-        self.error: str | None = None
-        self._last_s = 0.0
-        self._rest = b""
+    first_s: float | None = None
+    gaps_s: list[float] = field(default_factory=list)
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    done: bool = False
+    error: str | None = None
+    _last_s: float = 0.0
+    _rest: bytes = b""
 
     def feed(self, chunk: bytes, now_s: float) -> None:
         """Parse the next bytes, which arrived at ``now_s``."""

@@ -252,7 +252,7 @@ async def test_windows_and_scrapes() -> None:
     assert run.steady.end_s == run.results[-1].sent_s
     assert run.whole.end_s >= run.results[-1].end_s
     steps = [
-        found.groups["g"]["empty"].steps
+        found["g"]["empty"].steps
         for found in (scrapes.start, scrapes.warm, scrapes.drain, scrapes.end)
         if found is not None
     ]

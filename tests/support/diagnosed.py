@@ -142,7 +142,7 @@ def steady(server: Server, client: Server, cluster: Emulated) -> str:
 
     def warm() -> bool:
         assert client.alive, client.log_tail()
-        groups = parse_metrics(server.get("/metrics").text).groups
+        groups = parse_metrics(server.get("/metrics").text)
         steps = sum(totals.steps for pools in groups.values() for totals in pools.values())
         return steps >= cluster.warm_steps
 

@@ -10,21 +10,12 @@ from rich.console import Console
 
 from loadgen.demo.budget import Allowance, Trial, calibrate, least_late
 from loadgen.demo.conversations import TURNS, write_conversations
-from loadgen.demo.demo_report import (
-    DECODE,
-    PROMPTS,
-    DemoRun,
-    World,
-    best_baseline,
-    demo_table,
-    subject,
-    summary,
-    warnings,
-)
+from loadgen.demo.demo_report import demo_table, summary, warnings
 from loadgen.demo.figures import LATENESS_LIMIT, steady_steps, step_figures
 from loadgen.demo.run import Fleet, Outcome, RunPlan
+from loadgen.demo.worlds import DECODE, PROMPTS, DemoRun, World, best_baseline, subject
 from loadgen.emulator.record import StepRecord
-from loadgen.replay.replay_results import Conditions, RequestResult, Run, Window, summarize
+from loadgen.replay.replay_results import RequestResult, Run, Window, summarize
 from loadgen.traces.trace import load_trace
 from loadgen.traces.trace_files import BLOCK_TOKENS
 from router.core.types import Dispatch
@@ -64,10 +55,7 @@ def outcome(
     error = "HTTP 500: oops" if failed else None
     result = RequestResult(7, tokens, 0.0, 0.0, 1.0, 10.0, error=error)
     run = Run([result], 1, 1, Window(0.0, 10.0), steady, start_unix_s=1000.0)
-    conditions = Conditions(
-        "m", "u", "t", "f", "closed:1", 0, 2.0, 0.2, 9, reveal_lengths=False, command="c", date="d"
-    )
-    report = summarize(run, conditions) | {"cluster": None}
+    report = summarize(run, {}, 2.0, {}) | {"cluster": None}
     return Outcome(plan, report, steps, Path(f"{plan.name}.csv.gz"))
 
 

@@ -3,7 +3,6 @@
 import pytest
 
 from loadgen.replay.router_counters import (
-    Scrape,
     Scrapes,
     cluster_report,
     figures,
@@ -23,30 +22,26 @@ evenstep_pool_requests{group="a"} 5.0
 python_info{version="3"} 1.0
 """
 
-START = Scrape({"g": {"empty": StepTotals(steps=10, imbalance_tokens=5)}, "other": {}})
-MIDDLE = Scrape({"g": {"empty": StepTotals(steps=10, imbalance_tokens=5)}})
-END = Scrape(
-    {
-        "g": {
-            "empty": StepTotals(14, 105, 400, 600, 8, 2.0, 80.0, 100, waiting_s=1.0, timed_s=4.0),
-            "waiting": StepTotals(
-                6, 60, 600, 1140, 12, 3.0, 120.0, 100, waiting_s=0.5, timed_s=6.0
-            ),
-        },
-        "other": {"empty": StepTotals(steps=1)},
-    }
-)
+START = {"g": {"empty": StepTotals(steps=10, imbalance_tokens=5)}, "other": {}}
+MIDDLE = {"g": {"empty": StepTotals(steps=10, imbalance_tokens=5)}}
+END = {
+    "g": {
+        "empty": StepTotals(14, 105, 400, 600, 8, 2.0, 80.0, 100, waiting_s=1.0, timed_s=4.0),
+        "waiting": StepTotals(6, 60, 600, 1140, 12, 3.0, 120.0, 100, waiting_s=0.5, timed_s=6.0),
+    },
+    "other": {"empty": StepTotals(steps=1)},
+}
 
 
 def test_parse_metrics() -> None:
-    assert parse_metrics(EXPOSITION).groups == {
+    assert parse_metrics(EXPOSITION) == {
         "a": {
             "empty": StepTotals(steps=3),
             "waiting": StepTotals(steps=7, step_s=0.5, energy_j=1000.0),
         },
         "b": {"empty": StepTotals(steps=1)},
     }
-    assert parse_metrics("").groups == {}
+    assert parse_metrics("") == {}
 
 
 def test_report_is_about_the_busiest_group() -> None:
