@@ -21,21 +21,19 @@ QUEUES = row(
         "Waiting in the router",
         "They are placed as soon as a slot is free; beyond the limit (--pool-size) further ones "
         "are rejected.",
-        "short",
         of_group("evenstep_pool_requests"),
         Query(of_group("evenstep_pool_limit_requests"), "{{group}} limit"),
     ),
     lines(
         "Wait in the router",
         "Until a request is given to a worker.",
-        "s",
         *quantiles("evenstep_pool_wait_seconds"),
+        unit="s",
     ),
     stacked(
         "Turned away",
         "Per second: rejected since the queue was full, displaced from it by another key, expired "
         "in it, unserved since no worker was up.",
-        "reqps",
         Query(
             rate(
                 "evenstep_requests_total",
@@ -44,19 +42,19 @@ QUEUES = row(
             ),
             "{{group}} {{outcome}}",
         ),
+        unit="reqps",
     ),
     lines(
         "Entered a batch",
         "Engine requests that had their first step, per second.",
-        "reqps",
         rate("evenstep_entered_requests_total"),
+        unit="reqps",
     ),
     lines(
         "Empty slots in steps",
         "Slots in which nothing ran, per worker and step; apart for steps while requests waited in "
         "the router and while none did. Empty slots while requests wait are lost throughput, or "
         "memory that is full.",
-        "short",
         Query(
             ratio(
                 "evenstep_free_slot_steps_total",
@@ -70,7 +68,6 @@ QUEUES = row(
         "Slot bubble (steps) and over-commit (requests)",
         "Steps from a slot's becoming free to its next request's first step while others waited, "
         "and how many requests may queue in an engine beforehand to shorten it.",
-        "short",
         Query(of_group("evenstep_slot_bubble_steps", "max"), "{{group}} bubble"),
         Query(of_group("evenstep_overcommit_requests", "max"), "{{group}} over-commit"),
     ),
@@ -82,28 +79,25 @@ KEYS = row(
         "Slots of each key",
         "That its requests hold on the workers. While keys compete, each should have its share by "
         "weight, or all that it asks for if that is less.",
-        "short",
         Query("sum by (key) (evenstep_key_slots)", "{{key}}"),
     ),
     stacked(
         "Waiting in the router, by key",
         "Requests that wait for a slot. A key with many is asking for more than its share.",
-        "short",
         Query("sum by (key) (evenstep_key_pool_requests)", "{{key}}"),
     ),
     lines(
         "Requests of each key",
         "Under way, and per second those that were let in.",
-        "short",
         Query("sum by (key) (evenstep_key_requests)", "{{key}} under way"),
         Query(rate("evenstep_key_requests_total", "key", ""), "{{key}} per second"),
     ),
     lines(
         "Refused for their keys",
         "Per second: keys at their limits of concurrency or rate; no key, or one not known.",
-        "reqps",
         Query(rate("evenstep_key_limited_total", "key, limit", ""), "{{key}} {{limit}}"),
         Query(rate("evenstep_unauthorized_requests_total", "", ""), "without a key"),
+        unit="reqps",
     ),
 )
 
@@ -112,34 +106,32 @@ MEMORY = row(
     lines(
         "KV memory in use",
         "Share of an engine's KV memory. At 100 % it evicts requests and computes them again.",
-        "percentunit",
         Query("vllm:kv_cache_usage_perc", ENGINE_LEGEND),
+        unit="percentunit",
     ),
     lines(
         "Preemptions",
         "Requests per second whose KV was thrown away since memory was full. More than a few a "
         "minute: use an admission policy (docs/admission.md).",
-        "ops",
         Query("rate(vllm:num_preemptions_total[$__rate_interval])", ENGINE_LEGEND),
+        unit="ops",
     ),
     lines(
         "Preemptions by snapshots",
         "The same by what the plug-in tells, of all workers of a group.",
-        "ops",
         rate("evenstep_preemptions_total"),
+        unit="ops",
     ),
     lines(
         "What workers would let in (KV tokens)",
         "Prompts that would still enter if nobody waited there: a worker at 0 keeps requests out, "
         "by its admission policy or since memory is full.",
-        "short",
         of_worker("evenstep_worker_admissible_kv_tokens"),
     ),
     stacked(
         "Who decides on admission",
         "Workers by the policy of their plug-in; engine: their engine alone. Ended: a fault has "
         "ended the policy, and the engine decides alone; its log says why.",
-        "short",
         Query(
             f"sum by (group, admission) (evenstep_admission_workers{{{GROUP}}})",
             "{{group}} {{admission}}",
@@ -149,14 +141,12 @@ MEMORY = row(
         "Prompt tokens of a step",
         "Most that the router tells engines (--prompt-budget), and the least that engines keep to; "
         "0 where one keeps to no such bound, as it takes none or a rank was not told.",
-        "short",
         Query(f"sum by (group, by) (evenstep_prompt_budget_tokens{{{GROUP}}})", "{{group}} {{by}}"),
     ),
     lines(
         "Held at the engine's door",
         "Requests that an engine has and has not started: its admission policy, or full slots or "
         "memory.",
-        "short",
         Query("vllm:num_requests_waiting", ENGINE_LEGEND),
     ),
 )
@@ -166,13 +156,11 @@ HAND_OFF = row(
     lines(
         "KV kept for decode workers (tokens)",
         "Computed on prefill workers and not fetched yet. Rising: decode workers are full.",
-        "short",
         of_group("evenstep_kv_kept_tokens"),
     ),
     lines(
         "KV that nobody fetched (tokens per second)",
         "Prefill work for nothing: it expired before a decode worker fetched it.",
-        "short",
         rate("evenstep_kv_expired_tokens_total"),
     ),
     lines(
@@ -180,10 +168,10 @@ HAND_OFF = row(
         "Per second: decode workers did the prompt themselves; prompts computed again since their "
         "KV was gone; prompts computed twice since the prefill engine did not say where their KV "
         "lies.",
-        "reqps",
         Query(rate("evenstep_prefill_fallbacks_total"), "{{group}} done whole"),
         Query(rate("evenstep_prefills_repeated_total"), "{{group}} again"),
         Query(rate("evenstep_prefills_lost_total"), "{{group}} twice"),
+        unit="reqps",
     ),
 )
 

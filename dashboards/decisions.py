@@ -4,7 +4,7 @@ from dashboards.panel import Board, Panel, Query, lines, mean, of_group, quantil
 
 
 def _parameter(title: str, text: str, name: str) -> Panel:
-    return lines(title, text, "short", of_group(name, "max"), width=6)
+    return lines(title, text, of_group(name, "max"), width=6)
 
 
 ROUNDS = row(
@@ -13,29 +13,28 @@ ROUNDS = row(
         "Time of a decision",
         "How long a round takes to assign requests, the look-ahead included. Above a tenth of a "
         "step it delays others: lower --solver-ms.",
-        "s",
         *quantiles("evenstep_decision_seconds"),
+        unit="s",
     ),
     lines(
         "Rounds",
         "Rounds per second in which requests were assigned, or held back since their prompts would "
         "make all workers wait.",
-        "ops",
         rate("evenstep_rounds_total"),
         Query(rate("evenstep_rounds_held_total"), "{{group}} held back"),
+        unit="ops",
     ),
     lines(
         "Policy errors",
         "Rounds per second in which the policy failed and a simpler one stood in. Should be 0; the "
         "router's log has the error.",
-        "ops",
         rate("evenstep_policy_errors_total"),
+        unit="ops",
     ),
     lines(
         "Requests to choose from, and chosen",
         "Average per round: waiting when it began, and assigned. With one to choose from a joint "
         "decision is no better than one after the other.",
-        "short",
         Query(mean("evenstep_decision_candidates"), "{{group}} waiting"),
         Query(mean("evenstep_decision_admitted"), "{{group}} assigned"),
     ),
@@ -43,14 +42,12 @@ ROUNDS = row(
         "Objective of bfio (KV tokens)",
         "What the chosen assignment comes to, on average: imbalance, weighted over the look-ahead. "
         "Only with --policy bfio.",
-        "short",
         mean("evenstep_decision_objective_tokens"),
     ),
     lines(
         "Moves of bfio's search",
         "Changes that it weighed in a round, on average; as many as --solver-ms buys, or until "
         "none is better. Only with --policy bfio.",
-        "short",
         mean("evenstep_decision_moves"),
     ),
 )
@@ -85,21 +82,19 @@ KNOWLEDGE = row(
         "Skill of the forecast",
         "1: ends of requests are known for certain; 0: no better than their base rate; below 0: "
         "worse. The look-ahead grows with it. Only with --policy bfio.",
-        "short",
         of_group("evenstep_forecast_skill", "max"),
     ),
     lines(
         "Bytes taken for a token",
         "Learned from what engines have counted; sizes prompts that no engine has seen yet.",
-        "short",
         of_group("evenstep_bytes_per_token", "max"),
     ),
     lines(
         "Prompts whose size was a guess",
         "Requests per second that were given to a worker before any engine had counted their "
         "prompt. All of them where prompts come as text.",
-        "reqps",
         rate("evenstep_requests_estimated_total"),
+        unit="reqps",
     ),
 )
 
@@ -109,7 +104,6 @@ PREFIXES = row(
         "Prompt tokens that were cached",
         "Share of the prompt tokens of requests sent that their engine had in its prefix cache and "
         "did not compute again, and the share that the router had taken for cached.",
-        "percentunit",
         Query(
             ratio("evenstep_prefix_found_tokens_total", "evenstep_prefix_prompt_tokens_total"),
             "{{group}} found",
@@ -121,11 +115,11 @@ PREFIXES = row(
             ),
             "{{group}} foretold",
         ),
+        unit="percentunit",
     ),
     lines(
         "Prompt tokens not computed again",
         "Tokens per second that engines found in their prefix caches.",
-        "short",
         rate("evenstep_prefix_found_tokens_total"),
     ),
     lines(
@@ -133,7 +127,6 @@ PREFIXES = row(
         "Share of requests for which it foretold exactly what the engine found, and by how much it "
         "was off, as a share of the prompt tokens. Token ids are foretold exactly, texts within "
         "some hundred bytes.",
-        "percentunit",
         Query(
             ratio("evenstep_prefix_right_requests_total", "evenstep_prefix_requests_total"),
             "{{group}} exact",
@@ -142,37 +135,35 @@ PREFIXES = row(
             ratio("evenstep_prefix_error_tokens_total", "evenstep_prefix_prompt_tokens_total"),
             "{{group}} off",
         ),
+        unit="percentunit",
     ),
     lines(
         "Blocks in prefix caches",
         "Distinct blocks that the router knows of. Of each worker: the worker dashboard.",
-        "short",
         of_group("evenstep_prefix_blocks", "max"),
     ),
     lines(
         "Workers whose caches are guessed",
         "Without the plug-in: by what they were sent. The share above leaves them out.",
-        "short",
         of_group("evenstep_prefix_guessed_workers", "max"),
     ),
     lines(
         "Prompt tokens guessed to be cached",
         "Per second, of requests sent to these workers. No engine tells whether they were.",
-        "short",
         rate("evenstep_prefix_guessed_tokens_total"),
     ),
     lines(
         "Blocks that were not noted",
         "Per second, since the router's index of blocks was full. Above 0, it takes some cached "
         "prompts for new ones.",
-        "ops",
         rate("evenstep_prefix_blocks_dropped_total"),
+        unit="ops",
     ),
     lines(
         "Memory of the index",
         "For the blocks, and for which blocks texts become.",
-        "bytes",
         of_group("evenstep_prefix_memory_bytes", "max"),
+        unit="bytes",
     ),
 )
 

@@ -23,21 +23,21 @@ SPENT = row(
     lines(
         "Power of the fleet",
         "Sum of what workers last reported.",
-        "watt",
         of_group("evenstep_worker_power_watts"),
+        unit="watt",
     ),
     lines(
         "Power of each worker",
         "What the worker last reported; no line where engines do not report power.",
-        "watt",
         of_worker("evenstep_worker_power_watts"),
+        unit="watt",
     ),
     stat(
         "Energy in the time shown",
         "What workers used in their steps, in the time range at the top.",
-        "joule",
         f"sum by (group) (increase({_ENERGY}{{{GROUP}}}[$__range]))",
         width=8,
+        unit="joule",
     ),
 )
 
@@ -56,40 +56,38 @@ BARRIER = row(
         "Useful: computing. Waiting: in steps, for the fullest worker; what balancing can save. "
         "Idle: between steps, with nothing to run. Not divided: of steps that are known only as a "
         "whole; calibrate with --power-levels. Together: all that meters counted.",
-        "watt",
         *(Query(rate(name), f"{{{{group}}}} {use}") for use, name in _USES),
+        unit="watt",
     ),
     lines(
         "Power by what workers do",
         "Watts of a worker at rest, waiting in steps and computing, fitted to what the meters have "
         "counted; evenstep calibrate makes --power-levels of it. Empty until workers have done "
         "enough of each.",
-        "watt",
         Query(
             f"avg by (group, state) (evenstep_fitted_power_watts{{{GROUP}}})",
             "{{group}} {{state}}",
         ),
+        unit="watt",
     ),
     stacked(
         "What metered workers do",
         "Workers' seconds per second: idle between steps, waiting in steps, computing; unknown "
         "where it is not known how long they waited.",
-        "short",
         Query(rate("evenstep_metered_seconds_total", "group, state"), "{{group}} {{state}}"),
     ),
     lines(
         "Share of energy spent waiting",
         "Energy of waiting for the fullest worker by all energy. 0 where workers are even, or "
         "while --power-levels are not calibrated.",
-        "percentunit",
         f"{rate('evenstep_waiting_energy_joules_total')} / ({_ALL})",
+        unit="percentunit",
     ),
     lines(
         "Idle share of steps",
         "Share of workers' time in steps in which they wait for the fullest one; and in which "
         "engines have timed their waits themselves. The rest is modelled, by the fitted time that "
         "a step takes for each KV token.",
-        "percentunit",
         ratio("evenstep_waiting_seconds_total", _TIMED),
         Query(
             ratio(
@@ -98,6 +96,7 @@ BARRIER = row(
             ),
             "{{group}} timed by engines",
         ),
+        unit="percentunit",
     ),
 )
 
@@ -107,28 +106,28 @@ COST = row(
         "Energy per output token",
         "Energy of all workers' steps by the tokens that they decoded. It falls when fewer workers "
         "wait for the most loaded one, and when batches are larger.",
-        "joule",
         ratio(_ENERGY, "evenstep_output_tokens_total"),
+        unit="joule",
     ),
     lines(
         "All energy per output token",
         "The same with what workers spent between steps, by their meters alone: what the recording "
         "rule group:evenstep_energy_joules_per_output_token:rate5m keeps.",
-        "joule",
         f"({_ALL}) / {rate('evenstep_output_tokens_total')}",
+        unit="joule",
     ),
     lines(
         "Energy per completed request",
         "The same by requests that were answered to the end; long answers cost more.",
-        "joule",
         f"{rate(_ENERGY)} / {_COMPLETED}",
+        unit="joule",
     ),
     stacked(
         "Power in steps, busy and less busy",
         "Energy of steps per second: while requests waited in the router (the fleet was full), and "
         "while none did.",
-        "watt",
         Query(rate(_ENERGY, "group, pool"), "{{group}}, pool {{pool}}"),
+        unit="watt",
     ),
 )
 

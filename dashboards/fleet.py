@@ -32,27 +32,24 @@ GLANCE = row(
     stat(
         "Workers up",
         "Workers whose engines can be used. Fewer than you run: see Workers.",
-        "short",
         of_group("evenstep_worker_up"),
     ),
     stat(
         "Requests waiting",
         "Requests that wait in the router for a free slot. Above 0 all the time: the fleet is "
         "full.",
-        "short",
         of_group("evenstep_pool_requests"),
     ),
     stat(
         "Completed",
         "Requests that were answered to the end; in a group of prefill workers, prompts that were "
         "handed over.",
-        "reqps",
         rate("evenstep_requests_total", where=GROUP + ',outcome="completed"'),
+        unit="reqps",
     ),
     stat(
         "Output tokens per second",
         "Tokens that workers decode, by what engines report after each step.",
-        "short",
         rate("evenstep_output_tokens_total"),
     ),
     stat(
@@ -61,13 +58,12 @@ GLANCE = row(
         "L - sum L over G max L. The fixed time of a step is not in it, so the share of the whole "
         "step is lower. 0 is even; what a better policy could win is at most this. No value where "
         "workers do not step together: none waits for another.",
-        "percentunit",
         _LOST,
+        unit="percentunit",
     ),
     stat(
         "Version",
         "Which evenstep runs; more than one while you roll out.",
-        "short",
         Query("count by (version) (evenstep_build_info)", "{{version}}"),
     ),
 )
@@ -79,7 +75,6 @@ BALANCE = row(
         "Workers x highest load - sum of loads, on average over the steps that all workers of a "
         "group: how many KV tokens' worth of time is waited away per step, where workers step "
         "together. Apart for steps while requests waited in the router and while none did.",
-        "short",
         Query(
             ratio(_IMBALANCE, "evenstep_barrier_steps_total", "group, pool"),
             "{{group}}, pool {{pool}}",
@@ -89,56 +84,54 @@ BALANCE = row(
         "Lost at the barrier",
         "Share of the time spent on KV tokens in which workers wait for the most loaded one. No "
         "line where they do not step together.",
-        "percentunit",
         _LOST,
+        unit="percentunit",
     ),
     lines(
         "Steps made together",
         "Of the steps in which two workers or more had something to run, those that all of these "
         "made together. Below 90 % there is no barrier, and none waits for another.",
-        "percentunit",
         _TOGETHER,
+        unit="percentunit",
     ),
     lines(
         "What a step costs",
         "As the group's steps have taught: in any case (step), and for each KV token, request and "
         "computed prompt token of its slowest worker, with the ends of the 95 % interval. No line "
         "of what they do not tell.",
-        "s",
         Query("evenstep_step_cost_seconds{" + GROUP + "}", "{{group}} {{term}}"),
         Query("evenstep_step_cost_low_seconds{" + GROUP + "}", "{{group}} {{term}} at least"),
         Query("evenstep_step_cost_high_seconds{" + GROUP + "}", "{{group}} {{term}} at most"),
+        unit="s",
     ),
     lines(
         "How well steps are predicted",
         "Median error of predicting a step before it was learned from, as a share of the step, and "
         "the share of how steps vary that the four costs do not explain.",
-        "percentunit",
         Query("evenstep_step_cost_error_ratio{" + GROUP + "}", "{{group}} {{steps}}"),
         Query(
             "1 - evenstep_step_cost_explained_ratio{" + GROUP + "}",
             "{{group}} not explained",
         ),
+        unit="percentunit",
     ),
     lines(
         "Prompts in steps",
         "Share of the time of steps that computing prompts has added to them, by the learned cost "
         "of a step: at a barrier all wait for the worker with the most prompt tokens. What cached "
         "prefixes save is seen on the dashboard of decisions.",
-        "percentunit",
         ratio("evenstep_prompt_seconds_total", "evenstep_step_seconds_total"),
+        unit="percentunit",
     ),
     lines(
         "Prompt tokens computed per second",
         "In steps, by all workers; without those that prefix caches had.",
-        "short",
         rate("evenstep_prompt_tokens_total"),
     ),
     lines(
         "Load of workers (KV tokens)",
         "Resident KV tokens: of the most loaded worker, on average, of the least loaded one. Where "
         "workers step together the first alone sets the time of a step.",
-        "short",
         Query(of_group("evenstep_worker_load_tokens", "max"), "{{group}} highest"),
         Query(of_group("evenstep_worker_load_tokens", "avg"), "{{group}} average"),
         Query(of_group("evenstep_worker_load_tokens", "min"), "{{group}} lowest"),
@@ -146,7 +139,6 @@ BALANCE = row(
     lines(
         "Load in steps (KV tokens)",
         "The same, exactly as it was in the steps: the highest load, and the average one.",
-        "short",
         Query(
             ratio("evenstep_max_load_tokens_total", "evenstep_barrier_steps_total"),
             "{{group}} highest",
@@ -159,14 +151,14 @@ BALANCE = row(
     lines(
         "Time of a step",
         "Average over barrier steps, the slowest worker's.",
-        "s",
         ratio("evenstep_step_seconds_total", "evenstep_barrier_steps_total"),
+        unit="s",
     ),
     lines(
         "Steps per second",
         "Decode steps of the group; where workers do not step together, of the furthest one.",
-        "ops",
         rate("evenstep_barrier_steps_total"),
+        unit="ops",
     ),
 )
 
@@ -176,84 +168,81 @@ REQUESTS = row(
         "How requests end",
         "Completed; aborted by the client; failed in the engine; expired in the queue; rejected "
         "since the queue was full; unserved since no worker was up.",
-        "reqps",
         Query(rate("evenstep_requests_total", "group, outcome"), "{{group}} {{outcome}}"),
+        unit="reqps",
     ),
     lines(
         "Requests waiting",
         "Requests that wait in the router for a free slot.",
-        "short",
         of_group("evenstep_pool_requests"),
     ),
     lines(
         "Time to first token",
         "From arrival at the router to the first byte of the answer.",
-        "s",
         *quantiles("evenstep_time_to_first_token_seconds"),
+        unit="s",
     ),
     lines(
         "Wait in the router",
         "Until a request is given to a worker; part of the time to first token.",
-        "s",
         *quantiles("evenstep_pool_wait_seconds"),
+        unit="s",
     ),
     lines(
         "Wait in the engine",
         "From being given to a worker to the first byte (or to the end of the prefill where "
         "another worker decodes); the rest of the time to first token.",
-        "s",
         *quantiles("evenstep_service_seconds"),
+        unit="s",
     ),
     lines(
         "Time between tokens",
         "Between two tokens of a streamed answer, as the router passes them on: a step of the "
         "engine, and what holds it up.",
-        "s",
         *quantiles("evenstep_inter_token_latency_seconds"),
+        unit="s",
     ),
     lines(
         "Time per output token",
         "The same on average over a streamed answer, from its first token to its last.",
-        "s",
         *quantiles("evenstep_time_per_output_token_seconds"),
+        unit="s",
     ),
     lines(
         "Average waits",
         "The averages of the three.",
-        "s",
         Query(mean("evenstep_time_to_first_token_seconds"), "{{group}} first token"),
         Query(mean("evenstep_pool_wait_seconds"), "{{group}} in the router"),
         Query(mean("evenstep_service_seconds"), "{{group}} in the engine"),
+        unit="s",
     ),
     stacked(
         "How workers' states are known",
         "Workers that are up: by their snapshots (exact), else by their engine's own metrics, else "
         "by this router's counts alone, which is the least even.",
-        "short",
         Query(f"sum by (group, source) (evenstep_workers{{{GROUP}}})", "{{group}} {{source}}"),
     ),
     lines(
         "Given to workers, and given back",
         "Times that a request was given to a worker, and that it came back before its first byte "
         "since the worker failed; it is then given to another one.",
-        "reqps",
         Query(rate("evenstep_requests_assigned_total"), "{{group}} given"),
         Query(rate("evenstep_requests_beside_total"), "{{group}} beside the pool"),
         Query(rate("evenstep_requests_returned_total"), "{{group}} came back"),
         Query(rate("evenstep_requests_unreturned_total"), "{{group}} passed on, failed"),
+        unit="reqps",
     ),
     lines(
         "Workers ejected",
         "Times that a worker was given nothing for a while, since it had failed requests. Workers "
         "one by one: the panel Ejected of the worker dashboard.",
-        "ops",
         rate("evenstep_worker_ejections_total"),
+        unit="ops",
     ),
     lines(
         "Workers drained",
         "Workers that are given no more requests since their operator drains or removes them; "
         "those whose engines still answer count as up.",
-        "short",
         of_group("evenstep_workers_draining"),
     ),
 )
@@ -263,31 +252,28 @@ ROUTER = row(
     lines(
         "CPU of the router",
         "Seconds of CPU per second; the router uses one core, so near 1 it is the bottleneck.",
-        "percentunit",
         Query(f"rate({_CPU}[$__rate_interval]) {_ROUTERS}", "{{instance}}"),
+        unit="percentunit",
     ),
     lines(
         "Memory of the router",
         "Resident memory of its process.",
-        "bytes",
         Query(f"process_resident_memory_bytes {_ROUTERS}", "{{instance}}"),
+        unit="bytes",
     ),
     lines(
         "Connections of clients",
         "Open ones; at --max-connections further ones are answered 503.",
-        "short",
         Query(f"evenstep_http_connections {_ROUTERS}", "{{instance}}"),
     ),
     lines(
         "Processes of the router",
         "Those that run, by what they do, where there are several (--processes).",
-        "short",
         Query(f"evenstep_processes {_ROUTERS}", "{{instance}} {{role}}"),
     ),
     lines(
         "Processes started again",
         "How often one of them has failed in the last ten minutes.",
-        "short",
         Query(
             f"increase(evenstep_process_restarts_total[10m]) {_ROUTERS}",
             "{{instance}} {{role}}",
@@ -301,8 +287,8 @@ ROUTER = row(
         "Requests refused as a whole",
         "By status: malformed, too large (413, 414, 431) or too slow ones (408), and connections "
         "beyond the limit (503). None of them reaches a worker.",
-        "reqps",
         Query(rate("evenstep_http_refused_total", "status", ""), "{{status}}"),
+        unit="reqps",
     ),
 )
 

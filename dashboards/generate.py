@@ -22,8 +22,7 @@ FOLDER = Path(__file__).resolve().parent
 
 def stale() -> dict[Path, str]:
     """Out-of-date files with the text that their boards give."""
-    texts = {FOLDER / f"{board.name}.json": render(board) for board in BOARDS}
-    return differing(texts)
+    return differing({FOLDER / f"{board.name}.json": render(board) for board in BOARDS})
 
 
 def differing(texts: Mapping[Path, str]) -> dict[Path, str]:

@@ -1,7 +1,6 @@
 """Boards in Grafana's format, by Grafana's own types (grafana-foundation-sdk)."""
 
 import json
-from collections.abc import Iterator
 
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -19,7 +18,7 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableRefresh,
 )
 
-from dashboards.panel import Board, Panel, Query
+from dashboards.panel import Board, Panel
 
 TAG = "evenstep"
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -32,6 +31,8 @@ def render(board: Board) -> str:
 
 
 def _dashboard(board: Board) -> dashboard.Dashboard:
+    siblings = dashboard.DashboardLink("evenstep").type(DashboardLinkType.DASHBOARDS).tags([TAG])
+    siblings = siblings.include_vars(True).keep_time(True)
     made = (
         dashboard.Dashboard(f"evenstep: {board.title}")
         .uid(f"evenstep-{board.name}")
@@ -40,7 +41,7 @@ def _dashboard(board: Board) -> dashboard.Dashboard:
         .time("now-30m", "now")
         .refresh("10s")
         .tooltip(DashboardCursorSync.CROSSHAIR)
-        .link(_siblings())
+        .link(siblings)
         .with_variable(
             dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus")
         )
@@ -55,16 +56,6 @@ def _dashboard(board: Board) -> dashboard.Dashboard:
         for panel in row.panels:
             made = made.with_panel(_panel(panel).id(next(ids)))
     return made
-
-
-def _siblings() -> dashboard.DashboardLink:
-    return (
-        dashboard.DashboardLink("evenstep")
-        .type(DashboardLinkType.DASHBOARDS)
-        .tags([TAG])
-        .include_vars(True)
-        .keep_time(True)
-    )
 
 
 def _choice(name: str, label: str, query: str) -> dashboard.QueryVariable:
@@ -92,8 +83,9 @@ def _panel(panel: Panel) -> stat.Panel | timeseries.Panel:
         .span(panel.width)
         .height(HEIGHT[panel.kind])
     )
-    for query in _queries(panel):
-        made = made.with_target(query)
+    for letter, query in zip("ABCDEFGH", panel.queries, strict=False):
+        target = prometheus.Dataquery().expr(query.expression).legend_format(query.legend)
+        made = made.with_target(target.ref_id(letter).datasource(SOURCE).range())
     return made
 
 
@@ -113,13 +105,3 @@ def _lines(panel: Panel) -> timeseries.Panel:
     if panel.kind == "stacked":
         made = made.fill_opacity(40).stacking(common.StackingConfig().mode(StackingMode.NORMAL))
     return made
-
-
-def _queries(panel: Panel) -> Iterator[prometheus.Dataquery]:
-    for letter, query in zip("ABCDEFGH", panel.queries, strict=False):
-        yield _query(letter, query)
-
-
-def _query(letter: str, query: Query) -> prometheus.Dataquery:
-    made = prometheus.Dataquery().expr(query.expression).legend_format(query.legend)
-    return made.ref_id(letter).datasource(SOURCE).range()

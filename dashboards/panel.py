@@ -12,7 +12,7 @@ WORKER = GROUP + ',worker=~"$worker"'
 WORKER_LEGEND = "{{worker}} (rank {{rank}})"
 ENGINE_LEGEND = "{{instance}} engine {{engine}}"
 
-# Units by their names in Grafana.
+# Units by their names in Grafana; short: a plain number.
 Unit = Literal[
     "short", "s", "percentunit", "bytes", "binBps", "reqps", "ops", "watt", "joule", "bool_on_off"
 ]
@@ -33,8 +33,6 @@ class Panel:
     Attributes:
         title: quantity, with its unit where Grafana has no name for it.
         description: meaning and advice, for a first-time reader.
-        unit: unit of all its queries.
-        queries: queries to draw.
         kind: lines over time, lines that add up, or the latest value in large type.
         width: columns of 24.
     """
@@ -43,21 +41,25 @@ class Panel:
     description: str
     unit: Unit
     queries: Sequence[Query]
-    kind: Literal["lines", "stacked", "stat"] = "lines"
-    width: int = 8
+    kind: Literal["lines", "stacked", "stat"]
+    width: int
 
 
-def lines(title: str, text: str, unit: Unit, *queries: Query | str, width: int = 8) -> Panel:
+def lines(
+    title: str, text: str, *queries: Query | str, unit: Unit = "short", width: int = 8
+) -> Panel:
     """Lines over time; an expression alone has the legend of its group."""
     return Panel(title, text, unit, _legended(queries), "lines", width)
 
 
-def stacked(title: str, text: str, unit: Unit, *queries: Query | str) -> Panel:
+def stacked(title: str, text: str, *queries: Query | str, unit: Unit = "short") -> Panel:
     """Lines that add up."""
-    return Panel(title, text, unit, _legended(queries), "stacked")
+    return Panel(title, text, unit, _legended(queries), "stacked", 8)
 
 
-def stat(title: str, text: str, unit: Unit, *queries: Query | str, width: int = 4) -> Panel:
+def stat(
+    title: str, text: str, *queries: Query | str, unit: Unit = "short", width: int = 4
+) -> Panel:
     """The latest value in large type."""
     return Panel(title, text, unit, _legended(queries), "stat", width)
 
@@ -81,14 +83,7 @@ def row(title: str, *panels: Panel) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """One dashboard.
-
-    Attributes:
-        name: file name, and end of its identifier in Grafana.
-        title: title for people.
-        description: questions that it answers.
-        rows: rows from top to bottom.
-    """
+    """One dashboard; ``name`` is its file's, and the end of its identifier in Grafana."""
 
     name: str
     title: str
