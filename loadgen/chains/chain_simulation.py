@@ -6,8 +6,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from loadgen.chains.served import Served
-from loadgen.chains.work import Work
+from loadgen.chains.work import Served, Work
 from router.config.worker_notation import unknown
 from router.core.errors import ConfigError
 from router.core.placement.model import Chain
@@ -30,34 +29,19 @@ def simulate_chains(
     dispatch: Dispatch = Dispatch.POOL,
     seed: int = 0,
 ) -> Served:
-    """Serve all requests.
+    """Serve all requests, first come, first served; ConfigError as in ``check_policy``.
 
     From the pool, requests wait in one queue until a chain has a free slot. With dispatch at once,
-    a request goes to a chain on arrival and waits there. Both serve first come, first served.
-
-    Raises:
-        ConfigError: the policy is not for chains, or not for this form of dispatch.
+    a request goes to a chain on arrival and waits there.
     """
     check_policy(policy, dispatch)
     made = POLICIES[policy].make(PolicySettings(seed=seed))
     state = _State(chains, made, dispatch, remembers=policy in BY_VIEWS_ALONE)
-    run = _from_pool if dispatch is Dispatch.POOL else _at_once
-    waiting_s, service_s = run(
-        state,
-        [chain.slots for chain in chains],
-        [chain.service_s for chain in chains],
-        work.arrival_s.tolist(),
-        work.size.tolist(),
-    )
-    return Served(np.array(waiting_s), np.array(service_s))
+    return (_from_pool if dispatch is Dispatch.POOL else _at_once)(state, chains, work)
 
 
 def check_policy(policy: str, dispatch: Dispatch) -> None:
-    """Check that a policy can serve chains.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """ConfigError where a policy cannot serve chains, or not in this form of dispatch."""
     known = [name for name, row in POLICIES.items() if not row.looks_ahead]
     if policy not in POLICIES:
         raise ConfigError(f"--policy: {unknown('policy', policy, known)}")
@@ -123,19 +107,15 @@ class _State:
         return view
 
 
-def _from_pool(
-    state: _State,
-    slots: list[int],
-    mean_s: list[float],
-    arrival_s: list[float],
-    size: list[float],
-) -> tuple[list[float], list[float]]:
+def _from_pool(state: _State, chains: Sequence[Chain], work: Work) -> Served:
     """One FIFO queue; its first request goes to the policy's chain as soon as a slot is free."""
+    mean_s = [chain.service_s for chain in chains]
+    arrival_s, size = work.arrival_s.tolist(), work.size.tolist()
     waiting_s, service_s = [0.0] * len(size), [0.0] * len(size)
     ends: list[tuple[float, int]] = []
     queue: deque[int] = deque()
     known, units, choose = state.chosen.get, state.units, state.choose
-    key, free = 0, sum(slots)
+    key, free = 0, sum(chain.slots for chain in chains)
     arrivals = iter(enumerate(arrival_s))
     number, at_s = next(arrivals, (-1, 0.0))
     while number >= 0 or ends:
@@ -156,24 +136,20 @@ def _from_pool(
             waiting_s[first] = now_s - arrival_s[first]
             service_s[first] = taken_s = size[first] * mean_s[chain]
             heappush(ends, (now_s + taken_s, chain))
-    return waiting_s, service_s
+    return Served(np.array(waiting_s), np.array(service_s))
 
 
-def _at_once(
-    state: _State,
-    slots: list[int],
-    mean_s: list[float],
-    arrival_s: list[float],
-    size: list[float],
-) -> tuple[list[float], list[float]]:
+def _at_once(state: _State, chains: Sequence[Chain], work: Work) -> Served:
     """A FIFO queue per chain: a request takes the slot that becomes free first.
 
     The end times of earlier requests determine a chain's state, so a request's start is known on
     arrival.
     """
+    mean_s = [chain.service_s for chain in chains]
+    arrival_s, size = work.arrival_s.tolist(), work.size.tolist()
     waiting_s, service_s = [0.0] * len(size), [0.0] * len(size)
     ends: list[tuple[float, int]] = []
-    slot_free_s: list[list[float]] = [[0.0] * count for count in slots]
+    slot_free_s: list[list[float]] = [[0.0] * chain.slots for chain in chains]
     known, units, choose = state.chosen.get, state.units, state.choose
     key = 0
     for number, now_s in enumerate(arrival_s):
@@ -188,4 +164,4 @@ def _at_once(
         service_s[number] = taken_s
         heappush(slot_free_s[chain], begin_s + taken_s)
         heappush(ends, (begin_s + taken_s, chain))
-    return waiting_s, service_s
+    return Served(np.array(waiting_s), np.array(service_s))

@@ -8,7 +8,7 @@ from rich.console import Console
 from loadgen.chains.chains_config import Allocation, Blocks, ChainsConfig
 from loadgen.chains.chains_results import compare
 from loadgen.chains.chains_table import chains_table
-from loadgen.chains.scenario import SCENARIOS, Scenario, scenario_of
+from loadgen.chains.scenario import SCENARIOS, Scenario
 from loadgen.chains.work import Arrivals, Measured, Service
 from loadgen.run.options import command_of, flag, same_named
 from loadgen.run.simulation_options import JsonFlag, trace_flag
@@ -24,7 +24,7 @@ _TRACE = "azure-conv"
 
 @dataclass(frozen=True, slots=True)
 class ChainsOptions:
-    """The command line of ``evenstep simulate chains``."""
+    """Its command line."""
 
     policy: Annotated[
         str,
@@ -87,13 +87,12 @@ class ChainsOptions:
     json_file: JsonFlag = None
 
     def config(self) -> ChainsConfig:
-        """The simulation that the options describe.
-
-        Raises:
-            ConfigError: an invalid option; the message names it.
-            InputError: no such trace, or one without arrival times.
-        """
-        named = scenario_of(self.scenario)
+        """ConfigError names an invalid option; InputError: no such trace, or one without times."""
+        if self.scenario not in SCENARIOS:
+            raise ConfigError(
+                f"--scenario: there is no {self.scenario!r}; there is {', '.join(SCENARIOS)}"
+            )
+        named = SCENARIOS[self.scenario]
         scenario = replace(
             named,
             servers=named.servers if self.servers is None else self.servers,

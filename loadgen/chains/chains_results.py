@@ -8,8 +8,7 @@ import numpy as np
 from loadgen.chains.chain_simulation import simulate_chains
 from loadgen.chains.chains_config import ChainsConfig, Composed, composed
 from loadgen.chains.routing import simulate_routing
-from loadgen.chains.served import Served
-from loadgen.chains.work import Work
+from loadgen.chains.work import Served, Work
 from loadgen.report.intervals import Estimate, estimate, paired
 from router.commands.json_output import finite
 from router.core.placement.bounds import ResponseBounds, chain_bounds
@@ -66,7 +65,7 @@ class ChainsResult:
 
     @property
     def stable(self) -> bool:
-        """Whether the service rate exceeds the arrival rate; without chains, that of GCA counts."""
+        """Without chains, the rate of those of GCA counts."""
         return self.rate < self.composed.total_rate
 
     def against_first(self, policy: PolicyResult) -> Estimate:
@@ -111,11 +110,7 @@ class ChainsResult:
 
 
 def compare(config: ChainsConfig) -> ChainsResult:
-    """Simulate every policy on the same requests.
-
-    Raises:
-        EvenstepError: an error of ``composed``.
-    """
+    """Simulate every policy on the same requests; errors of ``composed``."""
     ready = composed(config)
     rate = config.planned_rate if config.load is None else config.load * ready.total_rate
     works = [config.work(repeat, rate) for repeat in range(config.repeats)]

@@ -19,25 +19,10 @@ from router.core.policies.bfio.exact_model import Rows, run_highs
 def fewest_slots(
     chains: Sequence[Chain], placement: Placement, total_rate: float
 ) -> tuple[Chain, ...]:
-    """The same chains with optimal numbers of slots; chains with no slot are left out.
+    """The same chains with optimal numbers of slots; InputError: none complete so many.
 
-    Raises:
-        InputError: no slots complete so many.
+    Columns: slots of each chain. Rows: the total rate, then each server's memory.
     """
-    highs = run_highs(_program(chains, placement, total_rate), {})
-    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-        raise InputError(
-            f"the chains cannot complete {total_rate:g} requests per second within their "
-            "servers' memory; lower --rate, raise --target-load, or reserve other slots"
-        )
-    slots = np.rint(highs.getSolution().col_value).astype(int).tolist()
-    return tuple(
-        replace(chain, slots=count) for chain, count in zip(chains, slots, strict=True) if count
-    )
-
-
-def _program(chains: Sequence[Chain], placement: Placement, total_rate: float) -> highspy.HighsLp:
-    """Columns: slots of each chain. Rows: the total rate, then each server's memory."""
     lp, rows, size = highspy.HighsLp(), Rows(), len(chains)
     lp.num_col_ = size
     lp.col_cost_ = np.ones(size)
@@ -51,4 +36,13 @@ def _program(chains: Sequence[Chain], placement: Placement, total_rate: float) -
     for server in np.flatnonzero(blocks.any(axis=1)).tolist():
         rows.add((range(size), blocks[server]), upper=placement.block_slots(server))
     rows.into(lp)
-    return lp
+    highs = run_highs(lp, {})
+    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        raise InputError(
+            f"the chains cannot complete {total_rate:g} requests per second within their "
+            "servers' memory; lower --rate, raise --target-load, or reserve other slots"
+        )
+    slots = np.rint(highs.getSolution().col_value).astype(int).tolist()
+    return tuple(
+        replace(chain, slots=count) for chain, count in zip(chains, slots, strict=True) if count
+    )

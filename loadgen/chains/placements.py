@@ -46,14 +46,8 @@ def bprr(
     fastest first. Each takes the window of blocks with the greatest need: the largest sum of the
     time per block, shared by the servers that already hold the block.
 
-    Args:
-        model: model to place.
-        servers: in any order.
-        rate: requests per second; times the time on a path, it gives the concurrent requests.
-        reserved: concurrent requests; None: by the rate, as far as memory allows.
-
-    Returns:
-        The placement, and the number of requests that memory is kept for.
+    Returns the number of requests that memory is kept for, too: ``reserved``, by default ``rate``
+    per second times the time on a path, as far as memory allows.
     """
     if reserved is not None:
         return _conservative(model, servers, reserved), reserved

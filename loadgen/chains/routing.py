@@ -13,8 +13,7 @@ from math import inf
 
 import numpy as np
 
-from loadgen.chains.served import Served
-from loadgen.chains.work import Work
+from loadgen.chains.work import Served, Work
 from router.core.errors import InputError
 from router.core.placement.model import Placement
 
@@ -23,12 +22,7 @@ _MOST_REMEMBERED = 500_000
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Servers that hold all blocks together.
-
-    Attributes:
-        used: (server, pairs of a request and a block that a request uses there).
-        service_s: mean time of a request on the path.
-    """
+    """Servers that hold all blocks together, each with the number that a request uses there."""
 
     used: tuple[tuple[int, int], ...]
     service_s: float
@@ -39,14 +33,18 @@ class Paths:
 
     def __init__(self, placement: Placement) -> None:
         self._blocks = placement.model.blocks
-        self._hops = _hops(placement)
+        ends = {held.stop for held in placement.held if held}
+        # (first block, next block, server, time in s), in the order of the first block.
+        self._hops = [
+            (begin, held.stop, at, server.time_s(held.stop - begin))
+            for begin in sorted({0} | ends)
+            for at, (server, held) in enumerate(zip(placement.servers, placement.held, strict=True))
+            if begin in held
+        ]
         self._known: dict[tuple[int, ...], Path | None] = {}
 
     def fastest(self, free: Sequence[int]) -> Path | None:
-        """The fastest path; None if no path has memory.
-
-        ``free``: pairs of a request and a block that each server has memory for.
-        """
+        """None if no path has memory; ``free``: pairs of a request and a block, by server."""
         key = tuple(free)
         if key in self._known:
             return self._known[key]
@@ -74,22 +72,10 @@ class Paths:
         return Path(tuple(reversed(used)), reached_s[-1])
 
 
-def _hops(placement: Placement) -> list[tuple[int, int, int, float]]:
-    """Hops (first block, next block, server, time in s), in the order of the first block."""
-    ends = {held.stop for held in placement.held if held}
-    return [
-        (begin, held.stop, at, server.time_s(held.stop - begin))
-        for begin in sorted({0} | ends)
-        for at, (server, held) in enumerate(zip(placement.servers, placement.held, strict=True))
-        if begin in held
-    ]
-
-
 def simulate_routing(placement: Placement, work: Work) -> Served:
     """Serve all requests, each on the fastest path that is free as it starts.
 
-    Raises:
-        InputError: no path has memory for a single request.
+    InputError if no path has memory for a single request.
     """
     paths = Paths(placement)
     free = [placement.block_slots(server) for server in range(len(placement.servers))]

@@ -34,7 +34,6 @@ class RoundTrips:
     overhead_s: float = 0.018
 
     def draw(self, rng: np.random.Generator, count: int) -> list[float]:
-        """With the overhead."""
         drawn = self.median_s * np.exp(self.sigma * rng.standard_normal(count))
         passes: list[float] = (drawn.clip(self.least_s, self.most_s) + self.overhead_s).tolist()
         return passes
@@ -160,14 +159,3 @@ tokens.
 SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
     {"bloom176b": BLOOM_176B, "llama2-7b": LLAMA_2_7B}
 )
-
-
-def scenario_of(name: str) -> Scenario:
-    """The scenario of that name.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if name not in SCENARIOS:
-        raise ConfigError(f"--scenario: there is no {name!r}; there is {', '.join(SCENARIOS)}")
-    return SCENARIOS[name]

@@ -1,6 +1,6 @@
 """Requests by arrival, each with its amount of work: the same for every policy."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Self
 
@@ -38,6 +38,22 @@ class Work:
     size: Floats
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Times of requests in the order of arrival, shape (R,): to the start, and from there on."""
+
+    waiting_s: Floats
+    service_s: Floats
+
+    @property
+    def response_s(self) -> Floats:
+        return self.waiting_s + self.service_s
+
+    def after(self, warmup: int) -> Self:
+        """The times without those of the first requests."""
+        return replace(self, waiting_s=self.waiting_s[warmup:], service_s=self.service_s[warmup:])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
     """A trace's gaps and work, each with mean 1.
@@ -54,12 +70,15 @@ class Measured:
     def of(cls, trace: Trace, scenario: Scenario, *, timed: bool = True) -> Self:
         """Gaps and work of a trace in a scenario; where gaps are not needed, they are all equal.
 
-        Raises:
-            InputError: gaps are needed, but the trace has no arrival times.
+        InputError without the arrival times that gaps need.
         """
         rows = trace.earliest() if timed else trace.requests
         sizes = np.array([scenario.request_s(row.prompt_tokens, row.output_tokens) for row in rows])
-        gaps = _gaps(np.array([row.arrival_s for row in rows])) if timed else np.ones(len(rows))
+        gaps = np.ones(len(rows))
+        if timed:
+            spans = np.diff(np.array([row.arrival_s for row in rows]))
+            mean_s = float(spans.mean()) if spans.any() else 1.0
+            gaps = np.append(spans / mean_s, 1.0)  # the last gap is the mean
         return cls(gaps, sizes / sizes.mean())
 
     def drawn(self, rng: np.random.Generator, count: int) -> tuple[Floats, Floats]:
@@ -87,10 +106,3 @@ def draw_work(
         gaps = measured_gaps if arrivals is Arrivals.TRACE else gaps
         size = measured_size if service is Service.TRACE else size
     return Work(np.cumsum(gaps) / rate, size)
-
-
-def _gaps(times_s: Floats) -> Floats:
-    """Gaps between times, with mean 1; the last gap is the mean."""
-    spans = np.diff(times_s)
-    mean_s = float(spans.mean()) if spans.any() else 1.0
-    return np.append(spans / mean_s, 1.0)

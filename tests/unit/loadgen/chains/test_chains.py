@@ -13,8 +13,7 @@ from loadgen.chains.chains_config import ChainsConfig
 from loadgen.chains.chains_results import compare
 from loadgen.chains.routing import simulate_routing
 from loadgen.chains.scenario import BLOOM_176B, LLAMA_2_7B
-from loadgen.chains.served import Served
-from loadgen.chains.work import Arrivals, Measured, Service, Work, draw_work
+from loadgen.chains.work import Arrivals, Measured, Served, Service, Work, draw_work
 from loadgen.report.intervals import estimate
 from loadgen.traces.trace import Trace
 from loadgen.traces.trace_files import TraceRequest
