@@ -11,18 +11,10 @@ from types import MappingProxyType
 from router.config.worker_notation import unknown
 from router.core.errors import ConfigError
 
-_MIG_GUIDE = "NVIDIA MIG User Guide, supported MIG profiles"
-
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One kind of GPU.
-
-    Attributes:
-        memory_gb: 10^9 bytes.
-        tflops: 10^12 dense 16-bit operations per second.
-        source: document that prints the figures.
-    """
+    """One kind of GPU, by the document that prints its figures; units of 10^9 and 10^12."""
 
     memory_gb: float
     bandwidth_gb_s: float
@@ -73,27 +65,17 @@ def _slices() -> Iterator[tuple[str, Gpu]]:
         whole = _WHOLE[name]
         share = _AMPERE_SLICE if name.startswith("A100") else _HOPPER_SLICE
         for compute, eighths, gb in profiles:
-            yield (
-                f"{name}/{compute}g.{gb}gb",
-                Gpu(
-                    memory_gb=gb,
-                    bandwidth_gb_s=whole.bandwidth_gb_s * eighths / 8,
-                    tflops=round(whole.tflops * compute * share, 1),
-                    source=f"{whole.source}; {_MIG_GUIDE}",
-                    sliced=True,
-                ),
-            )
+            bandwidth_gb_s = whole.bandwidth_gb_s * eighths / 8
+            tflops = round(whole.tflops * compute * share, 1)
+            source = f"{whole.source}; NVIDIA MIG User Guide, supported MIG profiles"
+            yield f"{name}/{compute}g.{gb}gb", Gpu(gb, bandwidth_gb_s, tflops, source, sliced=True)
 
 
 GPUS: Mapping[str, Gpu] = MappingProxyType({**_WHOLE, **dict(_slices())})
 
 
 def gpu(name: str) -> Gpu:
-    """The preset of that name, case-insensitive.
-
-    Raises:
-        ConfigError: there is none; the message names the nearest.
-    """
+    """The preset of that name, case-insensitive; ConfigError names the nearest."""
     found = {known.lower(): preset for known, preset in GPUS.items()}.get(name.lower())
     if found is None:
         problem = unknown("gpu", name, GPUS)

@@ -14,16 +14,34 @@ from router.core.errors import InputError
 
 # Feed-forward parts with two matrices; others have three, with a gate.
 _UNGATED = frozenset(
-    (
-        *("bloom", "bigcode", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox"),
-        *("gptj", "mpt", "nemotron", "opt", "phi", "starcoder2"),
-    )
+    [
+        "bloom",
+        "bigcode",
+        "codegen",
+        "falcon",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neo",
+        "gpt_neox",
+        "gptj",
+        "mpt",
+        "nemotron",
+        "opt",
+        "phi",
+        "starcoder2",
+    ]
 )
 # State that does not grow with the tokens, or KV in some layers only.
-_NO_KV = (
-    *("mamba", "rwkv", "ssm", "recurrent", "linear_attention", "linear_attn"),
-    *("linear_num_key_heads", "conv_l_cache"),
-)
+_NO_KV = [
+    "mamba",
+    "rwkv",
+    "ssm",
+    "recurrent",
+    "linear_attention",
+    "linear_attn",
+    "linear_num_key_heads",
+    "conv_l_cache",
+]
 MAX_BLOCKS = 10_000
 # Far above any model's numbers, tokens included.
 _MOST = 10**9
@@ -67,15 +85,12 @@ class ModelNumbers:
 def read_model(
     path: Path, weight_bits: float | None = None, kv_cache_dtype: str = "auto"
 ) -> ModelNumbers:
-    """Read a config.json, or the one in a folder.
+    """Read a config.json, or the one in a folder; InputError names the keys to give instead.
 
     Args:
         path: file or folder.
         weight_bits: bits per weight of a block with scales; None: as in the file.
         kv_cache_dtype: ``auto`` (the type of the computation: 16 bits), or an 8-bit type.
-
-    Raises:
-        InputError: an unreadable file or unknown kind of model; names the keys to give instead.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -117,6 +132,8 @@ class _Reader:
             raise self._wrong(f"has {blocks:,} layers, more than {MAX_BLOCKS:,}")
         bits = weight_bits or self._bits()
         embedding = 2 * hidden * self._whole("vocab_size", "padded_vocab_size")
+        names = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
+        longest = self._some(*names)
         return ModelNumbers(
             blocks=blocks,
             block_bytes=round((attention + every) * bits / 8),
@@ -127,10 +144,7 @@ class _Reader:
             first_bytes=embedding,
             last_bytes=embedding,
             tied=bool(self._get("tie_word_embeddings", default=False)),
-            max_tokens=self._some(
-                "max_position_embeddings", "n_positions", "seq_length", "max_seq_len"
-            )
-            or None,
+            max_tokens=longest or None,
         )
 
     def _attention(self, hidden: int) -> tuple[int, int]:
@@ -161,9 +175,8 @@ class _Reader:
         matrices = 2 if str(self._get("model_type", default="")) in _UNGATED else 3
         names = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
         inner = self._some(*names) or 4 * hidden
-        experts = self._some(
-            "n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts"
-        )
+        names = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+        experts = self._some(*names)
         if experts <= 1:
             return matrices * hidden * inner, matrices * hidden * inner
         used = self._whole("num_experts_per_tok", "num_experts_per_token", "moe_top_k")

@@ -16,13 +16,8 @@ def draw_placement(path: Path, answer: Answer) -> None:
     figure, (axes,) = panels(1, height=max(2.4, 1.4 + _INCHES * len(drawn)))
     colour = {e.name: COLOURS[1 + i % (len(COLOURS) - 1)] for i, e in enumerate(answer.engines)}
     for row, memory in enumerate(drawn):
-        axes.barh(
-            row,
-            len(memory.blocks),
-            left=memory.blocks.start,
-            color=colour[memory.engine.name],
-            edgecolor="white",
-        )
+        blocks, look = memory.blocks, colour[memory.engine.name]
+        axes.barh(row, len(blocks), left=blocks.start, color=look, edgecolor="white")
     labels = [
         f"{memory.machine.name}, {memory.engine.chain.slots} slots, "
         f"{memory.weights_bytes / 1e9:.1f} + {memory.kv_bytes / 1e9:.1f} GB"

@@ -16,9 +16,8 @@ from loadgen.planner.plan_report import Answer, report
 from loadgen.planner.plan_table import answer_table, gpu_table
 from loadgen.planner.planned import Question, planned, sustained_rate
 from loadgen.planner.remedies import remedies
-from loadgen.planner.router_config import router_config
 from loadgen.planner.times import Footing, Lengths
-from loadgen.planner.vllm import engines, script
+from loadgen.planner.vllm import engines, router_config, script
 from loadgen.run.options import command_of, flag
 from loadgen.run.simulation_options import JsonFlag
 from loadgen.traces.trace import BUNDLED, load_trace
@@ -26,23 +25,20 @@ from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError, InputError, PlacementError
 
 _MOST_RATE = 1e9
-# Width of the presets' table, on any terminal.
-_WIDE = 130
 
 
 def _list_gpus(asked: bool) -> None:
     if asked:
-        Console(width=_WIDE).print(gpu_table(), highlight=False)
+        Console(width=130).print(gpu_table(), highlight=False)  # on any terminal
         raise typer.Exit
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """The command line of ``evenstep plan``."""
+    """Its command line."""
 
     config: Annotated[
-        Path,
-        flag("Servers, model, lengths (TOML); deploy/plan/servers.toml is one.", "FILE"),
+        Path, flag("Servers, model, lengths (TOML); deploy/plan/servers.toml is one.", "FILE")
     ]
     rate: Annotated[float, flag("Requests per second that arrive.", "R")]
     trace: Annotated[
@@ -54,8 +50,7 @@ class PlanOptions:
         ),
     ] = None
     out: Annotated[
-        Path | None,
-        flag("Write commands, the router's configuration and a picture there.", "DIR"),
+        Path | None, flag("Write commands, the router's configuration and a picture there.", "DIR")
     ] = None
     json_file: JsonFlag = None
     list_gpus: Annotated[
@@ -64,19 +59,6 @@ class PlanOptions:
             "--list-gpus", help="Show the presets and end.", callback=_list_gpus, is_eager=True
         ),
     ] = False
-
-    def question(self, config: PlanConfig) -> Question:
-        """The question that the options pose.
-
-        Raises:
-            ConfigError: an invalid rate or file.
-            InputError: a trace or config.json that cannot be used.
-        """
-        if not 0 < self.rate <= _MOST_RATE:
-            raise ConfigError(f"--rate must be above 0 and at most {_MOST_RATE:g}, got {self.rate}")
-        model = model_numbers(config, self.config.parent)
-        footing = Footing(model, _lengths(config, self.trace), config.engine, config.times)
-        return Question(footing, machines(config), self.rate)
 
 
 @command_of(PlanOptions)
@@ -90,7 +72,11 @@ def plan(options: PlanOptions) -> None:
     plan.json and placement.png.
     """
     config = load_config(options.config)
-    question = options.question(config)
+    if not 0 < options.rate <= _MOST_RATE:
+        raise ConfigError(f"--rate must be above 0 and at most {_MOST_RATE:g}, got {options.rate}")
+    model = model_numbers(config, options.config.parent)
+    footing = Footing(model, _lengths(config, options.trace), config.engine, config.times)
+    question = Question(footing, machines(config), options.rate)
     try:
         found = planned(question)
     except PlacementError as error:
@@ -124,8 +110,7 @@ def _lengths(config: PlanConfig, given: str | None) -> Lengths:
         raise ConfigError(
             "no lengths: give --trace, or input_tokens and output_tokens in [workload]"
         )
-    total = stated.input_tokens + stated.output_tokens
-    slot = stated.slot_tokens or total
+    slot = stated.slot_tokens or stated.input_tokens + stated.output_tokens
     return Lengths(stated.input_tokens, stated.output_tokens, slot, "as stated")
 
 

@@ -170,13 +170,7 @@ class PlanConfig(_Table):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One GPU of the file; other fields as in ``ServerTable``.
-
-    Attributes:
-        kind: name of its table.
-        device: its name for CUDA_VISIBLE_DEVICES on its host.
-        sliced: whether it is a MIG slice.
-    """
+    """One GPU of the file, a MIG slice if ``sliced``; ``kind`` is the name of its table."""
 
     name: str
     kind: str
@@ -191,14 +185,9 @@ class Machine:
 
 
 def load_config(path: Path) -> PlanConfig:
-    """Read the file.
-
-    Raises:
-        ConfigError: an unreadable file or an invalid entry; names the place and the remedy.
-    """
-    values = read_toml(path)
+    """Read the file; ConfigError names the place of an invalid entry, and the remedy."""
     try:
-        return PlanConfig(**values)
+        return PlanConfig(**read_toml(path))
     except ValidationError as invalid:
         raise ConfigError(f"{path}: {_explain(invalid.errors()[0])}") from None
 
@@ -206,8 +195,7 @@ def load_config(path: Path) -> PlanConfig:
 def machines(config: PlanConfig) -> tuple[Machine, ...]:
     """Every single GPU, numbered where a table stands for several.
 
-    Raises:
-        ConfigError: an unknown preset, or two GPUs with one name or one device.
+    ConfigError: an unknown preset, or two GPUs with one name or one device.
     """
     found: dict[str, Machine] = {}
     taken: dict[tuple[str, str], str] = {}
@@ -243,11 +231,7 @@ def machines(config: PlanConfig) -> tuple[Machine, ...]:
 
 
 def model_numbers(config: PlanConfig, folder: Path) -> ModelNumbers:
-    """Numbers of the model, from the file or from the config.json that it names.
-
-    Raises:
-        InputError: the config.json cannot be used.
-    """
+    """The file's own, or of the config.json that it names; InputError where that is unusable."""
     table = config.model
     if table.config is not None:
         return read_model(folder / table.config, table.weight_bits, config.engine.kv_cache_dtype)

@@ -15,11 +15,7 @@ from router.commands.json_output import finite
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A plan with everything derived from it.
-
-    Attributes:
-        remedies: remedies for an infeasible plan; empty if it is feasible.
-    """
+    """A plan with everything derived from it; no ``remedies`` if it is feasible."""
 
     plan: Plan
     model_name: str
@@ -34,7 +30,6 @@ class Answer:
 
     @property
     def cautions(self) -> list[str]:
-        """Sentences on where the plan promises too much."""
         return list(cautions(self.plan, self.engines))
 
     @property
@@ -65,10 +60,9 @@ class Memory:
     """Memory of a server under vLLM.
 
     Attributes:
-        engine: name of its chain.
-        weights_bytes: weights of its blocks, and of embeddings and output layer if it stores them.
-        kv_bytes: KV of the chain's slots.
-        usable_bytes: memory for both together.
+        weights_bytes: of its blocks, and of embeddings and output layer if it stores them.
+        kv_bytes: of the chain's slots.
+        usable_bytes: for both together.
     """
 
     engine: Engine

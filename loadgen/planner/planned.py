@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from loadgen.planner.plan_file import Machine
-from loadgen.planner.times import Footing, charged
+from loadgen.planner.times import Footing
 from router.core.placement.bounds import ResponseBounds, chain_bounds
 from router.core.placement.exact_response import exact_response_s
 from router.core.placement.model import Chain, Placement, total_rate
@@ -65,11 +65,7 @@ class Plan:
 
 
 def planned(question: Question) -> Plan:
-    """Plan chains.
-
-    Raises:
-        PlacementError: the servers cannot hold the model and one request.
-    """
+    """Plan chains; PlacementError if the servers cannot hold the model and one request."""
     found = disjoint(question)
     rates = [chain.service_rate for chain in found.chains]
     slots = [chain.slots for chain in found.chains]
@@ -80,8 +76,7 @@ def planned(question: Question) -> Plan:
 def disjoint(question: Question) -> Option:
     """The best chains that share no server: by memory, else those that sustain the most.
 
-    Raises:
-        PlacementError: the servers cannot hold the model and one request.
+    PlacementError as in ``planned``.
     """
     found = _option(question, overlapping=False)
     if question.rate < sustained_rate(question, found):
@@ -92,11 +87,7 @@ def disjoint(question: Question) -> Option:
 
 
 def most_sustained(question: Question) -> float:
-    """Highest arrival rate, in requests per second, that some chains sustain.
-
-    Raises:
-        PlacementError: the servers cannot hold the model and one request.
-    """
+    """Requests per second that some chains sustain; PlacementError as in ``planned``."""
     return sustained_rate(question, _boundless(question))
 
 
@@ -145,8 +136,13 @@ def _option(question: Question, overlapping: bool) -> Option:
 def _composed(
     question: Question, firsts: set[int], lasts: set[int], overlapping: bool
 ) -> Composition:
+    """Embeddings and output layer take memory where the ends may lie."""
     footing = question.footing
-    servers = charged(footing, question.machines, firsts, lasts)
+    servers = []
+    for index, machine in enumerate(question.machines):
+        ends_bytes = footing.model.end_bytes(index in firsts, index in lasts)
+        left_bytes = max(0, footing.usable_bytes(machine) - ends_bytes)
+        servers.append(footing.server(machine, left_bytes))
     return compose(
         footing.placed_model(max(server.memory_bytes for server in servers)),
         servers,

@@ -15,12 +15,7 @@ _SHARES = 64
 
 
 def remedies(question: Question, *, fits: bool) -> list[str]:
-    """Sentences, each a sufficient remedy.
-
-    Args:
-        question: question without a feasible plan.
-        fits: whether the servers can hold the model.
-    """
+    """Sentences, each a sufficient remedy; ``fits``: the servers can hold the model."""
     found = []
     if fits:
         found.append(f"a rate below {most_sustained(question):.4g} requests/s")
@@ -58,17 +53,14 @@ def _with_share(question: Question, share: int) -> Question:
 
 def _more_servers(question: Question) -> Iterator[str]:
     for machine in {each.kind: each for each in question.machines}.values():
-        more = _more_like(question, machine)
+
+        def enough(more: int, like: Machine = machine) -> bool:
+            added = [replace(like, name=f"{like.kind}+{n}") for n in range(more)]
+            return feasible(replace(question, machines=[*question.machines, *added]))
+
+        more = _least(enough, _MOST_MORE)
         if more is not None:
             yield f"{more} more like {machine.kind}"
-
-
-def _more_like(question: Question, machine: Machine) -> int | None:
-    def enough(more: int) -> bool:
-        added = [replace(machine, name=f"{machine.kind}+{n}") for n in range(more)]
-        return feasible(replace(question, machines=[*question.machines, *added]))
-
-    return _least(enough, _MOST_MORE)
 
 
 def _least(enough: Callable[[int], bool], most: int) -> int | None:

@@ -9,7 +9,6 @@ request makes as many round trips to a server as it has output tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadgen.planner.model_files import ModelNumbers
@@ -93,20 +92,3 @@ class Footing:
         kv = requests * self.lengths.context_tokens * self.model.kv_bytes_per_token
         bandwidth = machine.bandwidth_gb_s * GB * self.times.bandwidth_efficiency
         return (self.model.read_bytes + kv) / bandwidth
-
-
-def charged(
-    footing: Footing, machines: Sequence[Machine], firsts: set[int], lasts: set[int]
-) -> list[Server]:
-    """Servers, with embeddings and output layer subtracted where the ends may lie."""
-    return [
-        footing.server(
-            machine,
-            max(
-                0,
-                footing.usable_bytes(machine)
-                - footing.model.end_bytes(index in firsts, index in lasts),
-            ),
-        )
-        for index, machine in enumerate(machines)
-    ]

@@ -7,6 +7,7 @@ as its tightest server. ``--kv-cache-memory-bytes`` is one value for all stages;
 layers use less of it.
 """
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,18 +15,12 @@ from itertools import groupby
 
 from loadgen.planner.plan_file import Machine
 from loadgen.planner.planned import Plan
-from loadgen.planner.times import Footing
 from router.core.placement.model import Chain
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One command on one host.
-
-    Attributes:
-        arguments: arguments of ``vllm``, ``serve`` first.
-        node, nodes: index and number of the chain's commands.
-    """
+    """One command on one host, the ``node``-th of a chain's ``nodes``."""
 
     host: str
     environment: Mapping[str, str]
@@ -36,12 +31,10 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running chain.
+    """A running chain, ``name`` in the router, at ``port`` of its first server's host.
 
     Attributes:
-        name: name of its worker in the router.
-        port: port on the first server's host.
-        kv_cache_bytes: most KV bytes of a stage.
+        kv_cache_bytes: most of a stage.
         max_model_len: most tokens of one request.
         launches: commands; the head's is last, since it needs the others.
     """
@@ -69,43 +62,27 @@ def engines(plan: Plan, model_name: str) -> tuple[Engine, ...]:
     for index, chain in enumerate(plan.disjoint.chains):
         stages = tuple(question.machines[server] for server in chain.servers)
         head = stages[0].host
-        port = settings.port + taken.get(head, 0)
-        taken[head] = taken.get(head, 0) + 1
+        port = taken[head] = taken.get(head, settings.port - 1) + 1
+        # vLLM keeps one block of the cache for itself.
+        kv_blocks = chain.slots * footing.slot_kv_blocks
+        kv_cache_bytes = (kv_blocks + 1) * footing.kv_block_bytes * max(chain.blocks)
+        held_tokens = kv_blocks * settings.block_size
+        max_model_len = min(held_tokens, footing.model.max_tokens or held_tokens)
         flags = [
             *(model_name, "--port", str(port)),
             *("--pipeline-parallel-size", str(len(chain.servers))),
             *("--max-num-seqs", str(chain.slots)),
-            *("--max-model-len", str(max_model_len(footing, chain))),
+            *("--max-model-len", str(max_model_len)),
             *("--block-size", str(settings.block_size)),
-            *("--kv-cache-memory-bytes", str(kv_cache_bytes(footing, chain))),
+            *("--kv-cache-memory-bytes", str(kv_cache_bytes)),
             *("--gpu-memory-utilization", f"{settings.gpu_memory_utilization:g}"),
         ]
         if settings.kv_cache_dtype != "auto":
             flags += ["--kv-cache-dtype", settings.kv_cache_dtype]
-        found.append(
-            Engine(
-                name=f"chain-{index + 1}",
-                chain=chain,
-                stages=stages,
-                port=port,
-                kv_cache_bytes=kv_cache_bytes(footing, chain),
-                max_model_len=max_model_len(footing, chain),
-                launches=tuple(_launches(chain, stages, flags, settings.master_port + index)),
-            )
-        )
+        launches = tuple(_launches(chain, stages, flags, settings.master_port + index))
+        name = f"chain-{index + 1}"
+        found.append(Engine(name, chain, stages, port, kv_cache_bytes, max_model_len, launches))
     return tuple(found)
-
-
-def kv_cache_bytes(footing: Footing, chain: Chain) -> int:
-    """KV cache of the stage with the most layers; vLLM keeps one block of it for itself."""
-    blocks = chain.slots * footing.slot_kv_blocks + 1
-    return blocks * footing.kv_block_bytes * max(chain.blocks)
-
-
-def max_model_len(footing: Footing, chain: Chain) -> int:
-    """Longest request that fits in the chain's memory and the model's context."""
-    held = chain.slots * footing.slot_kv_blocks * footing.engine.block_size
-    return min(held, footing.model.max_tokens or held)
 
 
 def _launches(
@@ -130,25 +107,36 @@ def _launches(
         yield Launch(node[0].host, environment, ("serve", *flags, *together), number, len(nodes))
 
 
+def router_config(engines: Sequence[Engine]) -> str:
+    """The chains as workers, a TOML file for ``evenstep serve --config``."""
+    lines = ['policy = "jffc"   # the fastest chain with a free slot; the others wait in one queue']
+    for engine in engines:
+        held = ", ".join(machine.name for machine in engine.stages)
+        lines += [
+            "",
+            "[[workers]]",
+            f"id = {json.dumps(engine.name)}   # {held}",
+            f"url = {json.dumps(engine.url)}",
+            f"slots = {engine.chain.slots}",
+            f"service_rate = {engine.chain.service_rate:.6g}   # per slot and second, as planned",
+        ]
+    return "\n".join(lines) + "\n"
+
+
 def script(engine: Engine, launch: Launch) -> str:
     """A shell script for one command; it passes its own arguments on to vLLM."""
     lines = ["#!/bin/sh", *(f"# {line}" for line in _comments(engine, launch))]
     lines += [f"export {name}={shlex.quote(v)}" for name, v in launch.environment.items()]
     serve, model, *flags = launch.arguments
     lines.append(f"exec vllm {serve} {shlex.quote(model)} \\")
-    lines += [f"    {part} \\" for part in _pairs(flags)]
+    options: list[str] = []
+    for part in map(shlex.quote, flags):
+        if part.startswith("--"):
+            options.append(part)
+        else:
+            options[-1] += f" {part}"
+    lines += [f"    {option} \\" for option in options]
     return "\n".join([*lines, '    "$@"']) + "\n"
-
-
-def _pairs(flags: Sequence[str]) -> Iterator[str]:
-    line: list[str] = []
-    for part in flags:
-        if part.startswith("--") and line:
-            yield " ".join(line)
-            line = []
-        line.append(shlex.quote(part))
-    if line:
-        yield " ".join(line)
 
 
 def _comments(engine: Engine, launch: Launch) -> Iterator[str]:
