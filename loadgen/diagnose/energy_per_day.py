@@ -21,12 +21,10 @@ class Energy:
     Attributes:
         power_is: ``measured``; ``modelled`` from calibrated levels; ``unknown`` without either.
         power_w: mean power of all workers together in steps; None: unknown.
-        per_day_j: energy per day, at the engines' present share of time in steps.
-        waiting_per_day_j: part of it spent waiting for the fullest worker; None without calibrated
-            levels.
-        saved_share: share of the energy that the best policy would save for the same tokens; by
-            calibrated levels, else by the paper's P(u). None: no switch would pay. Negative: it
-            takes more.
+        per_day_j: at the engines' present share of time in steps.
+        waiting_per_day_j: part of it spent waiting for the fullest worker, by calibrated levels.
+        saved_share: what the best policy would save for the same tokens; by calibrated levels, else
+            by the paper's P(u). None: no switch would pay. Negative: it takes more.
     """
 
     power_is: str
@@ -38,7 +36,6 @@ class Energy:
     price_per_kwh: float | None
 
     def money(self, joules: float | None) -> float | None:
-        """None: unknown."""
         if joules is None or self.price_per_kwh is None:
             return None
         return joules / JOULES_PER_KWH * self.price_per_kwh
@@ -60,15 +57,8 @@ def energy(
     if prospects is not None:
         saved_share = 1 - _relative(window, found, prospects)
         saved_j = None if per_day_j is None else saved_share * per_day_j
-    return Energy(
-        power_is=power_is,
-        power_w=power_w,
-        per_day_j=per_day_j,
-        waiting_per_day_j=waiting_j,
-        saved_share=saved_share,
-        saved_per_day_j=saved_j,
-        price_per_kwh=price_per_kwh,
-    )
+    per_day = per_day_j, waiting_j, saved_share, saved_j
+    return Energy(power_is, power_w, *per_day, price_per_kwh)
 
 
 def _power(window: Window, idle_share: float | None) -> tuple[float | None, str]:

@@ -1,7 +1,6 @@
 """Recordings from the admin port of a running router or observer."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,16 @@ _GRACE_S = 30.0
 def recording_from(url: str, seconds: float, key: str | None = None) -> Recording:
     """Record the stream of a router or an observer.
 
-    Raises:
-        ConfigError: nothing listens there, or it is no admin port.
-        InputError: the stream is no recording.
+    ConfigError: nothing listens there, or it is no admin port. InputError: it is no recording.
     """
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url: {url!r} is no URL; write http://HOST:PORT of an admin port")
     address = f"{url.rstrip('/')}/recording"
     try:
         timeout = httpx.Timeout(seconds + _GRACE_S, connect=_CONNECT_S)
-        lines = []
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        with httpx.stream(
-            *("GET", address),
-            params={"seconds": f"{seconds:g}"},
-            headers=headers,
-            timeout=timeout,
-        ) as answer:
+        asked = {"seconds": f"{seconds:g}"}
+        with httpx.stream("GET", address, params=asked, headers=headers, timeout=timeout) as answer:
             if answer.status_code == httpx.codes.UNAUTHORIZED:
                 raise ConfigError(f"--url: {address} wants a key: give --key-file")
             if answer.status_code != httpx.codes.OK:
@@ -42,7 +34,7 @@ def recording_from(url: str, seconds: float, key: str | None = None) -> Recordin
                     f"--url: {address} answers {answer.status_code}; give the admin port of "
                     "evenstep serve or observe (--admin-port)"
                 )
-            lines = list(_lines(answer.iter_bytes()))
+            lines = b"".join(answer.iter_bytes()).splitlines(keepends=True)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ConfigError(
             f"--url: {address}: {error or type(error).__name__}; start evenstep serve or observe "
@@ -52,11 +44,7 @@ def recording_from(url: str, seconds: float, key: str | None = None) -> Recordin
 
 
 def earlier_report(file: Path) -> dict[str, Any]:
-    """An earlier diagnosis.
-
-    Raises:
-        InputError: there is no such file, or it is no JSON object.
-    """
+    """An earlier diagnosis; InputError: there is no such file, or it is no JSON object."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -66,12 +54,3 @@ def earlier_report(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InputError(f"--before: {file} is no diagnosis that --json wrote")
     return found
-
-
-def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    rest = b""
-    for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from (line + b"\n" for line in whole)
-    if rest:
-        yield rest

@@ -41,12 +41,8 @@ class Outcome:
     ) -> Self:
         """Averages over S steps of G workers.
 
-        Args:
-            seconds: shape (S,), duration of each step.
-            loads: shape (S, G), KV tokens.
-            waited_s: shape (S, G), time that each worker waited for the slowest.
-            tokens: shape (S,), output tokens.
-            watts: shape (S, G).
+        Shape (S,): seconds and output tokens of steps; shape (S, G): loads in KV tokens, times that
+        workers waited for the slowest, watts.
         """
         busy_s, workers = float(seconds.sum()), loads.shape[1]
         return cls(

@@ -43,13 +43,9 @@ _UNBOUNDED = 10**12
 def prospects(
     window: Window, found: Findings, policies: Collection[str] = tuple(POLICIES), seed: int = 0
 ) -> Prospects:
-    """Simulate policies; deterministic.
+    """Simulate policies, the one in force in any case; deterministic.
 
-    Args:
-        window: with completed requests.
-        found: its findings, with a fitted step time, known slots and a known idle share.
-        policies: at least one; the one in force is always simulated.
-        seed: of policies that draw at random.
+    The window has completed requests, a fitted step time, known slots and a known idle share.
     """
     setting, measured = setting_of(window, found), found.waiting.figures
     assert measured is not None
@@ -64,18 +60,13 @@ def prospects(
     current = None
     if window.policy is not None and window.dispatch is not None:
         current = outcomes.get((window.policy, window.dispatch))
-    rows = [
-        Prospect(
-            policy,
-            dispatch,
-            outcome is current,
-            outcome.figures,
-            measured.scaled(outcome.figures, current.figures) if current else outcome.figures,
-            outcome.energy_j_per_token,
-            outcome.caching,
-        )
-        for (policy, dispatch), outcome in outcomes.items()
-    ]
+    rows = []
+    for (policy, dispatch), outcome in outcomes.items():
+        found_now = predicted = outcome.figures
+        if current is not None:
+            predicted = measured.scaled(found_now, current.figures)
+        more = found_now, predicted, outcome.energy_j_per_token, outcome.caching
+        rows.append(Prospect(policy, dispatch, outcome is current, *more))
     rows.sort(key=lambda row: -row.simulated.throughput_tok_s)
     better = {row.policy: row for row in reversed(rows)}
     chosen = [row for row in rows if row.current or row is better[row.policy]]

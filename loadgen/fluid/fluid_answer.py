@@ -30,13 +30,7 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Input of the analysis.
-
-    Attributes:
-        periods: types with their rates in each period; usually one period.
-        capacity_tokens: C; None: not given.
-        steps, delta: parameters of the buffers, as in ``nested_memory``.
-    """
+    """Types with their rates in each period, usually one; ``steps`` and ``delta`` of buffers."""
 
     periods: tuple[tuple[Flow, ...], ...]
     cost: StepTime
@@ -61,7 +55,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Check of given thresholds."""
+    """Of given thresholds."""
 
     policy: str
     found: Validity
@@ -70,12 +64,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Result of the analysis.
-
-    Attributes:
-        wait: least thresholds of WAIT; None: there are none.
-        plans: plans of Nested WAIT by number of segments; None: no thresholds are valid.
-    """
+    """Least thresholds of WAIT, and plans of Nested WAIT by number of segments; None: none."""
 
     question: Question
     equilibria: tuple[Equilibrium, ...]

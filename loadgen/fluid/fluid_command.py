@@ -28,7 +28,7 @@ _SEGMENTS = (1, 2, 5, 10, 20, 50)
 
 @dataclass(frozen=True, slots=True)
 class FluidOptions:
-    """The command line of ``evenstep fluid``."""
+    """Its command line."""
 
     rates: Annotated[
         list[str],
@@ -50,8 +50,7 @@ class FluidOptions:
     capacity: Annotated[
         int | None,
         typer.Option(
-            "--kv-tokens",
-            "--capacity",
+            *("--kv-tokens", "--capacity"),
             help="KV memory C of the engine.",
             metavar="N",
             min=1,
@@ -70,12 +69,7 @@ class FluidOptions:
     json_file: JsonFlag = None
 
     def question(self) -> Question:
-        """The question that the options pose.
-
-        Raises:
-            ConfigError: an invalid option; the message names it.
-            InputError: no such step time.
-        """
+        """ConfigError names an invalid option; InputError: no such step time."""
         if not 1 <= self.steps <= _MAX_TOKENS:
             raise ConfigError(f"--steps must be from 1 to {_MAX_TOKENS:g}, got {self.steps:g}")
         if not 0 < self.delta < 1:
@@ -101,16 +95,9 @@ class FluidOptions:
                 f"--segments: give {different} at most, the number of different lengths, got "
                 f"{self.segments!r}"
             )
-        return Question(
-            periods=periods,
-            cost=cost,
-            capacity_tokens=self.capacity,
-            thresholds=thresholds,
-            nested_thresholds=nested,
-            segments=tuple(sorted({n for n in segments if n <= different})),
-            steps=self.steps,
-            delta=self.delta,
-        )
+        compared = tuple(sorted({n for n in segments if n <= different}))
+        given = self.capacity, thresholds, nested, compared
+        return Question(periods, cost, *given, self.steps, self.delta)
 
 
 @command_of(FluidOptions)

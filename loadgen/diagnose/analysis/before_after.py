@@ -38,8 +38,8 @@ class Comparison:
     """All figures of a policy, before and after the switch.
 
     Attributes:
-        before, policy: policy before the switch (None: unknown), and now.
-        changes: changes by field name of ``Figures``.
+        before, policy: before the switch (None: unknown), and now.
+        changes: by field name of ``Figures``.
         load: sentences on load changes beyond chance; the prediction assumed the earlier load.
     """
 
@@ -52,17 +52,16 @@ class Comparison:
 def compare(
     earlier: Mapping[str, Any], found: Findings, in_force: tuple[str, str] | None, name: str
 ) -> Comparison:
-    """Compare an earlier prediction with the present measurement.
+    """Compare a prediction with the present measurement.
+
+    InputError: the file is no diagnosis, it predicted nothing for this policy, or the present
+    measurement has no figures.
 
     Args:
-        earlier: report that ``evenstep diagnose --json`` wrote before the switch.
+        earlier: what ``evenstep diagnose --json`` wrote to the file ``name`` before the switch.
         found: present findings.
         in_force: policy and dispatch; None: unknown, taken to be the advised ones.
-        name: file name of the earlier report.
-
-    Raises:
-        InputError: the file is no diagnosis, it predicted nothing for this policy, or the present
-            measurement has no figures.
+        name: of the file.
     """
     now = found.waiting.figures
     if now is None:

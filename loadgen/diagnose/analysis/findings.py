@@ -32,7 +32,7 @@ class Barrier:
     """Whether ranks step together.
 
     Attributes:
-        together_share: share of the steps with two or more busy workers that all busy workers made
+        together_share: of the steps with two or more busy workers, those that all of these made
             together; None: no such step.
         stepping_share: share of the time that engines spent in steps.
         fitted: step time as a function of the slowest worker's work; None: no such relation.
@@ -53,8 +53,7 @@ class Barrier:
         together = window.together[several]
         fitted = _fitted(window)
         peak, seconds = window.peak_tokens, window.step_s
-        busy_s = float(seconds.sum())
-        cost = None
+        busy_s, cost = float(seconds.sum()), None
         if fitted is not None:
             cost = min(1.0, fitted.per_token_s * float(peak.sum()) / busy_s)
         return cls(
@@ -105,11 +104,11 @@ class Waiting:
     """How much of each step workers wait for the fullest one.
 
     Attributes:
-        idle_share: share of the workers' step time spent waiting; None: unknown.
+        idle_share: of the workers' step time; None: unknown, as all below that can be None.
         idle_share_is: ``measured`` by the engines, or ``modelled``: by how much less work each had
-            than the slowest; None: unknown.
+            than the slowest.
         decode_share: modelled part of it that uneven tokens and requests would cost without
-            prompts; None: unknown.
+            prompts.
         prompt_share: modelled part that prompts add, which some workers compute while others wait.
     """
 
@@ -272,8 +271,7 @@ class Caches:
 
     @classmethod
     def of(cls, window: Window) -> Caches:
-        computed = window.computed_share
-        completed = window.completed
+        computed, completed = window.computed_share, window.completed
         ttft_s = [r.first_token_s - r.arrival_s for r in completed if r.first_token_s is not None]
         return cls(
             cached_share=1 - computed if computed else None,
@@ -309,17 +307,10 @@ class Findings:
 
 def findings(window: Window) -> Findings:
     """Measure a window; without steps the values are zeros and None."""
-    barrier = Barrier.of(window)
-    load = Load.of(window)
-    return Findings(
-        steps=window.steps,
-        elapsed_s=window.elapsed_s,
-        barrier=barrier,
-        waiting=Waiting.of(window, barrier),
-        load=load,
-        memory=Memory.of(window, load),
-        caches=Caches.of(window),
-    )
+    barrier, load = Barrier.of(window), Load.of(window)
+    waiting, memory = Waiting.of(window, barrier), Memory.of(window, load)
+    parts = barrier, waiting, load, memory, Caches.of(window)
+    return Findings(window.steps, window.elapsed_s, *parts)
 
 
 def _mean(values: Floats | Ints | Flags) -> float:

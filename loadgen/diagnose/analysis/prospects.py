@@ -14,12 +14,7 @@ Mode = Literal["full", "arrivals"]
 
 @dataclass(frozen=True, slots=True)
 class Caching:
-    """What a policy gets from prefix caches, as simulated.
-
-    Attributes:
-        cached_share: of the prompts' tokens, found in caches.
-        ttft_s: mean.
-    """
+    """What a policy gets from prefix caches, as simulated: share of the tokens, mean TTFT."""
 
     cached_share: float
     ttft_s: float
@@ -30,7 +25,6 @@ class Prospect:
     """A policy on the recorded requests.
 
     Attributes:
-        policy, dispatch: policy, and whether it assigns from the pool or at once.
         predicted: measured figures times simulated(this) / simulated(current); ``simulated`` if the
             policy in force is unknown.
         energy_j_per_token: energy by the paper's power model P(u).

@@ -53,6 +53,10 @@ class Verdict:
     reasons: tuple[str, ...]
 
 
+def _said(word: Word, *reasons: str) -> Verdict:
+    return Verdict(word, reasons)
+
+
 def first_verdict(found: Findings) -> Verdict | None:
     """The verdict that makes a simulation needless or impossible; None if policies may differ."""
     return next((verdict for judge in _JUDGES if (verdict := judge(found)) is not None), None)
@@ -69,49 +73,44 @@ def final_verdict(found: Findings, prospects: Prospects) -> Verdict:
             "tell what another would do: record longer, at a steady load, where engines and router "
             "have the CPU that they need."
         )
-        return Verdict(Word.TOO_SHORT, (reason,))
+        return _said(Word.TOO_SHORT, reason)
     idle_share, best, now = found.waiting.idle_share, prospects.best, found.waiting
     assert idle_share is not None
     gain = best.predicted.throughput_tok_s / now.throughput_tok_s - 1
     waits = f"Workers wait for the fullest one {idle_share:.1%} of the time"
     if best.current:
         reason = f"{waits}, and no other policy would do better than {best.name}."
-        return Verdict(Word.ALREADY_EVEN, (reason,))
+        return _said(Word.ALREADY_EVEN, reason)
     if gain < WORTH_A_SWITCH:
         reason = f"{waits}, and the best policy, {best.name}, would win {gain:+.1%} tokens/s."
-        return Verdict(Word.ALREADY_EVEN, (reason,))
+        return _said(Word.ALREADY_EVEN, reason)
     reason = (
         f"{waits}; with {best.name} it would be {best.predicted.idle_share:.1%}, and "
         f"{gain:+.1%} tokens/s."
     )
-    return Verdict(Word.BALANCING_PAYS, (reason,))
+    return _said(Word.BALANCING_PAYS, reason)
 
 
 def _no_steps(found: Findings) -> Verdict | None:
     if found.steps:
         return None
     if found.load.completed or found.load.failed:
-        return Verdict(
-            Word.TOO_SHORT,
-            ("No step was recorded: no worker sends snapshots (,snapshots= of --worker).",),
-        )
+        reason = "No step was recorded: no worker sends snapshots (,snapshots= of --worker)."
+        return _said(Word.TOO_SHORT, reason)
     if found.elapsed_s >= LEAST_SECONDS:
-        return Verdict(
-            Word.TOO_LITTLE_LOAD,
-            (
-                f"Nothing ran in {found.elapsed_s:.0f} s. If something did, no worker sends "
-                "snapshots (,snapshots= of --worker).",
-            ),
+        reason = (
+            f"Nothing ran in {found.elapsed_s:.0f} s. If something did, no worker sends snapshots "
+            "(,snapshots= of --worker)."
         )
-    return Verdict(
-        Word.TOO_SHORT, ("Nothing ran meanwhile: listen while there are requests, or longer.",)
-    )
+        return _said(Word.TOO_LITTLE_LOAD, reason)
+    reason = "Nothing ran meanwhile: listen while there are requests, or longer."
+    return _said(Word.TOO_SHORT, reason)
 
 
 def _one_worker(found: Findings) -> Verdict | None:
     if found.load.workers > 1:
         return None
-    return Verdict(Word.ONE_WORKER, ("One worker has nobody to wait for.",))
+    return _said(Word.ONE_WORKER, "One worker has nobody to wait for.")
 
 
 def _few_steps(found: Findings) -> Verdict | None:
@@ -119,25 +118,21 @@ def _few_steps(found: Findings) -> Verdict | None:
         return None
     if found.elapsed_s >= LEAST_SECONDS and found.barrier.stepping_share < SELDOM_STEPPING:
         reason = f"{found.steps} steps in {found.elapsed_s:.0f} s: hardly any load."
-        return Verdict(Word.TOO_LITTLE_LOAD, (reason,))
-    return Verdict(
-        Word.TOO_SHORT, (f"{found.steps} steps were recorded; {LEAST_STEPS} are needed.",)
-    )
+        return _said(Word.TOO_LITTLE_LOAD, reason)
+    return _said(Word.TOO_SHORT, f"{found.steps} steps were recorded; {LEAST_STEPS} are needed.")
 
 
 def _no_barrier(found: Findings) -> Verdict | None:
     together = found.barrier.together_share
     if together is None:
-        return Verdict(Word.TOO_LITTLE_LOAD, ("No two workers ever had something to run at once.",))
+        return _said(Word.TOO_LITTLE_LOAD, "No two workers ever had something to run at once.")
     if found.barrier.there is not False:
         return None
-    return Verdict(
+    return _said(
         Word.NO_BARRIER,
-        (
-            f"Workers do not step together ({together:.0%} of the steps by all that were busy): "
-            "none waits for another, so an uneven load costs no throughput, only latency on the "
-            "fuller worker.",
-        ),
+        f"Workers do not step together ({together:.0%} of the steps by all that were busy): none "
+        "waits for another, so an uneven load costs no throughput, only latency on the fuller "
+        "worker.",
     )
 
 
@@ -175,16 +170,14 @@ def _kv_starved(found: Findings) -> Verdict | None:
             "who may enter it, is what is short."
         )
     reasons.append("Admission is the problem to solve first (the plug-in's admission policies).")
-    return Verdict(Word.KV_STARVED, tuple(reasons))
+    return _said(Word.KV_STARVED, *reasons)
 
 
 def _little_load(found: Findings) -> Verdict | None:
     if not too_little(found):
         return None
-    return Verdict(
-        Word.TOO_LITTLE_LOAD,
-        (f"{found.load.slots_used:.0%} of the slots are used and nobody waits for one.",),
-    )
+    reason = f"{found.load.slots_used:.0%} of the slots are used and nobody waits for one."
+    return _said(Word.TOO_LITTLE_LOAD, reason)
 
 
 def _even(found: Findings) -> Verdict | None:
@@ -196,19 +189,15 @@ def _even(found: Findings) -> Verdict | None:
     time = "of the time" + (" at the most" if found.waiting.idle_share is None else "")
     if found.waiting.even_share >= IDLE_EVEN and (cost is None or cost < ATTENTION_CHEAP):
         share = "too little to show" if cost is None else f"{cost:.1%} of a step"
-        return Verdict(
+        return _said(
             Word.CHEAP_ATTENTION,
-            (
-                f"What the fullest worker's tokens cost is {share}, the rest is the same for any "
-                f"load: that loads are uneven costs {idle_share:.1%} {time}.",
-            ),
+            f"What the fullest worker's tokens cost is {share}, the rest is the same for any "
+            f"load: that loads are uneven costs {idle_share:.1%} {time}.",
         )
-    return Verdict(
+    return _said(
         Word.ALREADY_EVEN,
-        (
-            f"Loads are even already: workers wait for the fullest one {idle_share:.1%} {time}, "
-            "which is all that balancing could win.",
-        ),
+        f"Loads are even already: workers wait for the fullest one {idle_share:.1%} {time}, which "
+        "is all that balancing could win.",
     )
 
 
@@ -218,7 +207,7 @@ def _no_simulation(found: Findings) -> Verdict | None:
             "What a token costs is not known: the times of the steps do not tell it. Record "
             "longer, or while the load changes."
         )
-        return Verdict(Word.TOO_SHORT, (reason,))
+        return _said(Word.TOO_SHORT, reason)
     missing: list[str] = []
     if found.load.completed < LEAST_REQUESTS:
         missing.append(
@@ -227,17 +216,11 @@ def _no_simulation(found: Findings) -> Verdict | None:
         )
     if found.load.slots is None or found.load.slots_used is None:
         missing.append("How many slots the workers have is not known (,slots= of --worker).")
-    return Verdict(Word.TOO_SHORT, tuple(missing)) if missing else None
+    return _said(Word.TOO_SHORT, *missing) if missing else None
 
 
 # The first one that returns a verdict decides.
 _JUDGES: Sequence[Callable[[Findings], Verdict | None]] = (
-    _no_steps,
-    _one_worker,
-    _few_steps,
-    _no_barrier,
-    _kv_starved,
-    _little_load,
-    _even,
-    _no_simulation,
+    *(_no_steps, _one_worker, _few_steps, _no_barrier),
+    *(_kv_starved, _little_load, _even, _no_simulation),
 )

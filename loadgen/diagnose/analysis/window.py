@@ -13,13 +13,7 @@ from router.core.energy.joules import PowerLevels
 from router.core.errors import ConfigError, InputError
 from router.core.forecast.forecast import Floats, Ints
 from router.core.types import Dispatch, Outcome
-from router.recording.lines import (
-    PolicyLine,
-    RecordedWorker,
-    Recording,
-    RequestLine,
-    StepLine,
-)
+from router.recording.lines import PolicyLine, RecordedWorker, Recording, RequestLine, StepLine
 
 Flags = NDArray[np.bool_]
 
@@ -32,8 +26,7 @@ class Span:
     """Part of a recording; seconds of the recording's clock.
 
     Attributes:
-        start_s: time to skip from the first line on.
-        seconds: length of the part; infinite: to the end.
+        start_s: to skip from the first line on.
         time_scale: wall seconds per engine second, as in ``evenstep emulate``.
         listened_s: time that the recorder listened; None: taken from the lines.
     """
@@ -72,11 +65,10 @@ class Window:
 
     Attributes:
         source: ``serve`` or ``observe``.
-        policy, dispatch: policy and dispatch in force; None: another router balanced.
+        policy, dispatch: in force; None: another router balanced.
         changes: policy changes in the span; the window begins with the last one.
         levels: calibrated power levels of a worker's GPUs.
-        end_s: shape (S,), end of each step.
-        step_s: shape (S,), duration of each step.
+        end_s, step_s: shape (S,), end and duration of each step.
         loads: shape (S, G), KV tokens; 0 for workers that do not count.
         counted: shape (S, G), whether a worker counts: it is up and reports its state.
         prompts: shape (S, G), prompt tokens computed in the step; 0 if the recording has none.
@@ -187,15 +179,11 @@ class Window:
 def window_of(recording: Recording, span: Span, group: str | None = None) -> Window:
     """Cut a group's window out of a recording; by default the busiest group's.
 
-    Raises:
-        ConfigError: there is no such group, or the recording has nothing in the span.
+    ConfigError: there is no such group, or the recording has nothing in the span.
     """
     header = recording.header
-    if group is None:
-        name = _busiest(recording)
-    elif group in header.groups:
-        name = group
-    else:
+    name = _busiest(recording) if group is None else group
+    if name not in header.groups:
         raise ConfigError(
             f"--group {group!r} was not recorded; give one of {', '.join(header.groups)}"
         )
