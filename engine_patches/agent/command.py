@@ -24,50 +24,47 @@ from router.core.wire import is_curve_key
 _ENDPOINT = re.compile(r"tcp://[\w.:%\[\]*-]+:\d+|ipc://.+")
 _LEAST_S, _MOST_S = 0.1, 5.0
 
-Gpus = Annotated[
-    str | None,
-    typer.Option(metavar="GPU,...", help="indices or UUIDs; without --ranks-of each is a rank"),
-]
-RanksOf = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="WORKER=GPU[+GPU]", help="GPUs of a worker by its id in the router, repeatable"
-    ),
-]
-Bind = Annotated[
-    str | None, typer.Option(metavar="ENDPOINT", help="tcp://HOST:PORT or ipc://PATH to publish on")
-]
-Interval = Annotated[float, typer.Option(metavar="S", help="time between readings, 0.1 to 5")]
-SecretKeyFile = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="CURVE key pair of evenstep keygen, beyond loopback"),
-]
-AllowedKey = Annotated[
-    list[str] | None,
-    typer.Option(metavar="KEY", help="public CURVE key of a router that may listen, repeatable"),
-]
-Replay = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="tell a recording instead of NVML: lines like "
-        '{"time_s": 0.5, "device": "0", "power_w": 300, "energy_j": 12.5}',
-    ),
-]
-Once = Annotated[bool, typer.Option("--once", help="print one reading and exit")]
-JsonFile = Annotated[str | None, json_option("with --once, write the reading; - is stdout")]
-
 
 def agent(
-    gpus: Gpus = None,
-    ranks_of: RanksOf = None,
-    bind: Bind = None,
-    interval: Interval = 1.0,
-    secret_key_file: SecretKeyFile = None,
-    allowed_key: AllowedKey = None,
-    replay: Replay = None,
-    once: Once = False,
-    json_file: JsonFile = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(metavar="GPU,...", help="indices or UUIDs; without --ranks-of each is a rank"),
+    ] = None,
+    ranks_of: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WORKER=GPU[+GPU]", help="GPUs of a worker by its id in the router, repeatable"
+        ),
+    ] = None,
+    bind: Annotated[
+        str | None,
+        typer.Option(metavar="ENDPOINT", help="tcp://HOST:PORT or ipc://PATH to publish on"),
+    ] = None,
+    interval: Annotated[
+        float, typer.Option(metavar="S", help="time between readings, 0.1 to 5")
+    ] = 1.0,
+    secret_key_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="CURVE key pair of evenstep keygen, beyond loopback"),
+    ] = None,
+    allowed_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY", help="public CURVE key of a router that may listen, repeatable"
+        ),
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="tell a recording instead of NVML: lines like "
+            '{"time_s": 0.5, "device": "0", "power_w": 300, "energy_j": 12.5}',
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="print one reading and exit")] = False,
+    json_file: Annotated[
+        str | None, json_option("with --once, write the reading; - is stdout")
+    ] = None,
 ) -> None:
     """Read the power of GPUs and publish it for routers whose workers have power=ENDPOINT.
 
@@ -83,10 +80,20 @@ def agent(
         return
     if json_file is not None:
         raise ConfigError("--json goes with --once")
-    door = _door(bind, secret_key_file, allowed_key or ())
+    if bind is None:
+        raise ConfigError("give --bind ENDPOINT, as in --bind tcp://127.0.0.1:5700, or --once")
+    if not _ENDPOINT.fullmatch(bind):
+        raise ConfigError(f"--bind {bind!r} should be tcp://HOST:PORT or ipc://PATH")
+    for key in allowed_key or ():
+        if not is_curve_key(key):
+            raise ConfigError(
+                f"--allowed-key {key!r} should be a public CURVE key of 40 characters, as "
+                "evenstep keygen prints it"
+            )
+    key_file = None if secret_key_file is None else str(secret_key_file)
     if not _LEAST_S <= interval <= _MOST_S:
         raise ConfigError(f"--interval {interval:g} must be {_LEAST_S:g} to {_MOST_S:g} seconds")
-    _run(sources, door, interval)
+    _run(sources, Door(bind, key_file, tuple(allowed_key or ())), interval)
 
 
 def _sources(ranks: tuple[Rank, ...], replay: Path | None) -> dict[Rank, PowerSource]:
@@ -112,20 +119,6 @@ def _print_once(sources: Mapping[Rank, PowerSource], json_file: str | None) -> N
             told = "unknown" if row["power_w"] is None else f"{row['power_w']:.1f} W"
             typer.echo(f"{row['worker'] or row['rank']} (GPU {'+'.join(row['gpus'])}): {told}")
     write_json({"time_s": time.time(), "ranks": rows}, json_file)
-
-
-def _door(bind: str | None, secret_key_file: Path | None, allowed: list[str] | tuple[()]) -> Door:
-    if bind is None:
-        raise ConfigError("give --bind ENDPOINT, as in --bind tcp://127.0.0.1:5700, or --once")
-    if not _ENDPOINT.fullmatch(bind):
-        raise ConfigError(f"--bind {bind!r} should be tcp://HOST:PORT or ipc://PATH")
-    for key in allowed:
-        if not is_curve_key(key):
-            raise ConfigError(
-                f"--allowed-key {key!r} should be a public CURVE key of 40 characters, as "
-                "evenstep keygen prints it"
-            )
-    return Door(bind, None if secret_key_file is None else str(secret_key_file), tuple(allowed))
 
 
 def _run(sources: Mapping[Rank, PowerSource], door: Door, interval_s: float) -> None:

@@ -16,14 +16,7 @@ _UNREAD_MESSAGES = 100
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Endpoint of an agent and its permitted readers.
-
-    Attributes:
-        endpoint: ``tcp://HOST:PORT`` or ``ipc://PATH``.
-        secret_key_file: file of the agent's CURVE key pair; None: no keys, only for local
-            endpoints.
-        allowed_keys: public keys of the routers that may read.
-    """
+    """Endpoint of an agent, its CURVE key pair, and the public keys of the permitted readers."""
 
     endpoint: str
     secret_key_file: str | None = None
@@ -33,12 +26,18 @@ class Door:
 class PowerPublisher:
     """A socket that publishes readings.
 
-    Raises:
-        PlugInError: it cannot be bound, or its keys are unusable or missing.
+    PlugInError: it cannot be bound, or its keys are unusable or missing.
     """
 
     def __init__(self, door: Door) -> None:
-        _check(door)
+        secured = door.secret_key_file is not None
+        if secured != bool(door.allowed_keys):
+            raise PlugInError("--secret-key-file and --allowed-key go together: give both")
+        if not secured and not is_local(door.endpoint):
+            raise PlugInError(
+                f"--bind {door.endpoint} can be reached from other machines: give "
+                "--secret-key-file and --allowed-key (CURVE), or bind it to 127.0.0.1"
+            )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate: CurveGate | None = None
         try:
@@ -88,14 +87,3 @@ def publish(
         publisher.tell(tuple(sources), readings, wall())
         if ended():
             return
-
-
-def _check(door: Door) -> None:
-    secured = door.secret_key_file is not None
-    if secured != bool(door.allowed_keys):
-        raise PlugInError("--secret-key-file and --allowed-key go together: give both")
-    if not secured and not is_local(door.endpoint):
-        raise PlugInError(
-            f"--bind {door.endpoint} can be reached from other machines: give --secret-key-file "
-            "and --allowed-key (CURVE), or bind it to 127.0.0.1"
-        )

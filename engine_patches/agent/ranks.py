@@ -11,26 +11,17 @@ class RanksError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One worker.
-
-    Attributes:
-        worker: its id in the router; "" if its number identifies it.
-        gpus: index or UUID of each.
-    """
+    """A worker by its id in the router ("": by its number), and index or UUID of each GPU."""
 
     worker: str
     gpus: tuple[str, ...]
 
 
 def read_ranks(gpus: str | None, workers: Sequence[str]) -> tuple[Rank, ...]:
-    """Parse ``--gpus`` and ``--ranks-of``.
+    """Parse ``--gpus`` (``GPU[,GPU]...``) and ``--ranks-of`` (``WORKER=GPU[+GPU]...`` each).
 
-    Args:
-        gpus: ``GPU[,GPU]...``; without workers, each is a rank of its own, numbered from 0.
-        workers: ``WORKER=GPU[+GPU]...`` each; if ``gpus`` is given too, it lists the same GPUs.
-
-    Raises:
-        RanksError: neither is given, one is malformed, or they contradict each other.
+    Without workers, each GPU is a rank of its own. RanksError: neither is given, one is malformed,
+    or they name different GPUs.
     """
     listed = _names("--gpus", gpus, ",") if gpus is not None else ()
     if not workers:

@@ -1,10 +1,12 @@
 """The GPUs of a rank, as far as its scheduler's process can know them."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+_NAMES_GPU = re.compile(r"[0-9]+$|GPU-|MIG-")
 
 
 class UnknownGpusError(Exception):
@@ -16,9 +18,8 @@ class RankGpus:
     """Facts of vLLM on one data-parallel rank's GPUs.
 
     Attributes:
-        count: on all machines.
+        count: on all its machines.
         local_rank: number of the rank among those of this machine.
-        machines: number of machines with its GPUs.
         placed_by: component that chose its GPUs unknown to this process; None: vLLM itself, in the
             order of the visible ones.
         assigned: GPUs of all ranks of the machine, from the option ``--device-ids``.
@@ -34,10 +35,8 @@ class RankGpus:
 def rank_devices(rank: RankGpus, visible: str | None) -> tuple[str, ...]:
     """Index or UUID of each GPU of a rank: all or none, as a part would pass as the whole.
 
-    ``visible`` is the value of ``CUDA_VISIBLE_DEVICES``.
-
-    Raises:
-        UnknownGpusError: they are elsewhere, too few are visible, or CUDA rejects the list.
+    ``visible`` is the value of ``CUDA_VISIBLE_DEVICES``. UnknownGpusError: they are elsewhere, too
+    few are visible, or CUDA rejects the list.
     """
     if rank.placed_by is not None:
         raise UnknownGpusError(
@@ -55,7 +54,12 @@ def rank_devices(rank: RankGpus, visible: str | None) -> tuple[str, ...]:
     elif visible is None:
         return tuple(str(index) for index in range(first, first + rank.count))
     else:
-        devices, ends_early = _shown(visible)
+        names = [name.strip() for name in visible.split(",")]
+        # CUDA stops at the first entry that is no GPU, such as -1.
+        devices = [*takewhile(_NAMES_GPU.match, names)]
+        ends_early = any(names[len(devices) :])
+        if len(set(devices)) < len(devices):
+            raise UnknownGpusError(f"{VISIBLE} names a GPU twice, and CUDA shows none: {visible}")
     found = devices[first : first + rank.count]
     if not found and not ends_early:
         found = devices  # in some versions of vLLM each rank sees only its own GPUs
@@ -68,18 +72,3 @@ def rank_devices(rank: RankGpus, visible: str | None) -> tuple[str, ...]:
             "name the GPUs of all ranks"
         )
     return tuple(found)
-
-
-def _shown(visible: str) -> tuple[list[str], bool]:
-    """Entries up to the first that is no GPU, such as -1; and whether others follow.
-
-    Raises:
-        UnknownGpusError: one is listed twice; CUDA then shows none.
-    """
-    names = [name.strip() for name in visible.split(",")]
-    devices = list(
-        takewhile(lambda one: one.isdecimal() or one.startswith(("GPU-", "MIG-")), names)
-    )
-    if len(set(devices)) < len(devices):
-        raise UnknownGpusError(f"{VISIBLE} names a GPU twice, and CUDA shows none: {visible}")
-    return devices, any(names[len(devices) :])

@@ -133,13 +133,7 @@ class NvmlSource:
         return self._energy.add(now_s, told)
 
     def cross_check(self, kv_bytes: int, blocks: int) -> tuple[bool, str] | None:
-        """Compare the engine's memory with a KV cache of this size; see ``memory.cross_check``.
-
-        Returns its result; None while the GPUs are unreadable.
-
-        Raises:
-            Exception: NVML's own, if it has no data.
-        """
+        """As ``memory.cross_check``; None while the GPUs are unreadable."""
         if self._gpus is None:
             return None
         return cross_check(self._nvml, self._gpus.handles, kv_bytes, blocks)
@@ -213,7 +207,7 @@ class NvmlSource:
     def _thousandths(
         self, device: str, function: str, gpu: Any, absent: Collection[str]
     ) -> float | None:
-        """Return milliwatts or millijoules as W or J; None for an error in ``absent``."""
+        """W or J; None for an error in ``absent``."""
         try:
             return int(self._ask(device, function, gpu)) / 1e3
         except NvmlError as error:
@@ -222,11 +216,7 @@ class NvmlSource:
             raise
 
     def _ask(self, device: str, function: str, *arguments: Any) -> Any:
-        """Call an NVML function.
-
-        Raises:
-            NvmlError: the call failed; the message names the device.
-        """
+        """Call an NVML function; NvmlError names the device."""
         try:
             return getattr(self._nvml, function)(*arguments)
         except self._nvml.NVMLError as error:
@@ -252,5 +242,4 @@ def open_source(rank: RankGpus) -> NvmlSource | None:
     except UnknownGpusError as error:
         log.warning("evenstep: power unknown: %s", error)
         return None
-    by_speed = os.environ.get(_ORDER) != "PCI_BUS_ID"
-    return NvmlSource(devices, by_speed=by_speed)
+    return NvmlSource(devices, by_speed=os.environ.get(_ORDER) != "PCI_BUS_ID")

@@ -20,14 +20,7 @@ class RecordingError(Exception):
 
 
 class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line: the reading of one device.
-
-    Attributes:
-        time_s: time on any clock, the same for all lines.
-        device: index or UUID.
-        power_w: watts; None: unreadable at that time.
-        energy_j: energy counter; None: missing or unreadable.
-    """
+    """One line: the reading of one device (index or UUID) on any clock; None: unreadable."""
 
     time_s: float
     device: str
@@ -36,10 +29,7 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Recording:
-    """Samples of some devices, each device's in the order of their times.
-
-    ``begin_s`` and ``end_s``: first and last time.
-    """
+    """Samples of some devices, each device's in the order of their times."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         self._samples: defaultdict[str, list[Sample]] = defaultdict(list)
@@ -85,8 +75,7 @@ class RecordingSource:
 def read_recording(file: str) -> Recording:
     """Read JSON lines like ``{"time_s": 0.5, "device": "0", "power_w": 300, "energy_j": 12.5}``.
 
-    Raises:
-        RecordingError: it is unreadable, empty or has an invalid line; the message names it.
+    RecordingError: it is unreadable or empty, or names an invalid line.
     """
     try:
         lines = Path(file).read_bytes().splitlines()

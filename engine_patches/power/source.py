@@ -1,16 +1,13 @@
 """Power sources, and a sum of energy that never falls."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
 class PowerReading:
-    """Power and energy at one time; None if unknown.
-
-    ``energy_j``: since the source's start; it never falls.
-    """
+    """Power now, and energy since the source's start, which never falls; None: unknown."""
 
     power_w: float | None = None
     energy_j: float | None = None
@@ -23,18 +20,7 @@ class PowerSource(Protocol):
     """Source of the power of one rank's GPUs."""
 
     def read(self, now_s: float) -> PowerReading:
-        """Unreadable values are unknown, and nothing is raised.
-
-        ``now_s``: seconds on a clock that does not go back.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    now_s: float
-    power_w: float | None
-    counter_j: float | None
+        """Unreadable values are unknown, and nothing is raised; the clock does not go back."""
 
 
 class EnergySum:
@@ -46,7 +32,7 @@ class EnergySum:
     """
 
     def __init__(self) -> None:
-        self._last: dict[str, _Told] = {}
+        self._last: dict[str, tuple[float, PowerReading]] = {}
         self._energy_j = 0.0
 
     def add(self, now_s: float, told: Mapping[str, PowerReading]) -> PowerReading:
@@ -55,7 +41,7 @@ class EnergySum:
         The sum is unknown if one device has no reading.
         """
         for device, one in told.items():
-            self._energy_j += self._advance(device, _Told(now_s, one.power_w, one.energy_j))
+            self._energy_j += self._advance(device, now_s, one)
         watts = [one.power_w for one in told.values() if one.power_w is not None]
         known = UNKNOWN not in told.values()
         return PowerReading(
@@ -67,21 +53,17 @@ class EnergySum:
         self.add(now_s, dict.fromkeys(self._last, UNKNOWN))
         return UNKNOWN
 
-    def _advance(self, device: str, now: _Told) -> float:
+    def _advance(self, device: str, now_s: float, now: PowerReading) -> float:
         """Joules since the device's last reading."""
-        before = self._last.get(device)
-        if now.power_w is None and now.counter_j is None:
+        before_s, before = self._last.get(device, (now_s, UNKNOWN))
+        if now == UNKNOWN:
             # A counter continues while it is unreadable; power does not cover the gap.
-            now = replace(now, counter_j=None if before is None else before.counter_j)
-        self._last[device] = now
-        return 0.0 if before is None else _joules(before, now)
-
-
-def _joules(before: _Told, now: _Told) -> float:
-    if before.counter_j is not None and now.counter_j is not None:
-        grown_j = now.counter_j - before.counter_j
-        if grown_j >= 0:
-            return grown_j
-    if before.power_w is not None and now.power_w is not None:
-        return (before.power_w + now.power_w) / 2 * max(0.0, now.now_s - before.now_s)
-    return 0.0
+            now = PowerReading(energy_j=before.energy_j)
+        self._last[device] = now_s, now
+        if before.energy_j is not None and now.energy_j is not None:
+            grown_j = now.energy_j - before.energy_j
+            if grown_j >= 0:
+                return grown_j
+        if before.power_w is not None and now.power_w is not None:
+            return (before.power_w + now.power_w) / 2 * max(0.0, now_s - before_s)
+        return 0.0

@@ -45,10 +45,8 @@ class CachedBlocks:
     """One prefix cache.
 
     One thread notes what happens, without a lock. ``take`` and ``held`` are called under the
-    publisher's lock. Ids are those of ``router.core.prefix.ids``, as numbers.
-
-    Attributes:
-        block_tokens: 0: nothing is told.
+    publisher's lock. Ids are those of ``router.core.prefix.ids``, as numbers. With
+    ``block_tokens`` of 0 nothing is told.
     """
 
     def __init__(self, block_tokens: int) -> None:
@@ -64,7 +62,6 @@ class CachedBlocks:
         self._events.extend(ids)
 
     def removed(self, id_: int) -> None:
-        """Note that a block left it."""
         self._events.append(~id_)
 
     def cleared(self) -> None:

@@ -15,13 +15,8 @@ _DOMAIN = "evenstep"
 class CurveGate:
     """Authenticates every peer of a context's sockets, in a thread of its own.
 
-    Args:
-        context: the sockets' context, used for nothing else.
-        secret_key_file: file of the engine's key pair, as ``zmq.auth.create_certificates`` writes
-            it.
-
-    Raises:
-        PlugInError: the file has no key pair.
+    The context is used for nothing else. PlugInError: the file has no key pair, as
+    ``zmq.auth.create_certificates`` writes it.
     """
 
     def __init__(

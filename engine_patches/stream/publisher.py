@@ -10,22 +10,16 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import zmq
 
-from engine_patches.stream.cached_blocks import CachedBlocks
+from engine_patches.stream.cached_blocks import CachedBlocks, Changes
 from engine_patches.stream.prompt_leases import PromptLeases
 from engine_patches.stream.rows import PlacedRow, ReportedRows, Row
 from router.core.errors import SnapshotError
-from router.core.types import (
-    DEFAULT_SLOTS,
-    SCHEMA_VERSION,
-    KvGroup,
-    PromptChain,
-    RunningRequest,
-)
+from router.core.types import DEFAULT_SLOTS, SCHEMA_VERSION, KvGroup, PromptChain, RunningRequest
 from router.core.wire import decode_budget, full_endpoint
 
 HEARTBEAT_S = 1.0
@@ -34,24 +28,14 @@ UNREAD_MESSAGES = 1000
 """How many messages are kept for a router that does not read; it misses what comes after them."""
 
 
-class StepReport(msgspec.Struct, frozen=True):
-    """The whole state of one worker after one step.
-
-    Attributes:
-        step: number of the barrier step that has just ended; repeated if something else changed.
-        step_s: 0 if the number is repeated.
-        rows: running requests; also those that ended with this step, unless they gained one token.
-        finished: ids that ended since the last report, whether they ran or only waited.
-        preempted: ids that lost their slot since the last report and wait again.
-        waited_s, admission, waiting_routed, admissible_blocks, prompt_budget: see ``Snapshot``.
-    """
+class _Reported(msgspec.Struct, omit_defaults=True):
+    """Fields of ``types.Snapshot`` that an engine reports after a step."""
 
     step: int
     time_s: float
     step_s: float
-    rows: Sequence[Row] = ()
-    finished: tuple[str, ...] = ()
-    preempted: tuple[str, ...] = ()
+    finished: Sequence[str] = ()
+    preempted: Sequence[str] = ()
     waiting: int = 0
     waiting_tokens: int = 0
     slots: int = DEFAULT_SLOTS
@@ -69,53 +53,57 @@ class StepReport(msgspec.Struct, frozen=True):
     prompt_budget: int | None = None
 
 
-class SnapshotMessage(msgspec.Struct, omit_defaults=True):
+class StepReport(_Reported):
+    """The whole state of one worker after one step.
+
+    Attributes:
+        step: number of the barrier step that has just ended; repeated if something else changed.
+        step_s: 0 if the number is repeated.
+        rows: running requests; also those that ended with this step, unless they gained one token.
+        finished: ids that ended since the last report, whether they ran or only waited.
+        preempted: ids that lost their slot since the last report and wait again.
+    """
+
+    rows: Sequence[Row] = ()
+
+
+class SnapshotMessage(_Reported, omit_defaults=True, kw_only=True):
     """A mutable ``types.Snapshot``: one object is reused for all messages."""
 
     group: str
     worker: str
     rank: int
     epoch: str
-    step: int
-    time_s: float
-    step_s: float
-    slots: int
     version: int
     sequence: int
     kind: Literal["full", "delta", "growth"]
     running: Sequence[RunningRequest] = ()
-    finished: Sequence[str] = ()
-    preempted: Sequence[str] = ()
-    waiting: int = 0
-    waiting_tokens: int = 0
-    kv_groups: tuple[KvGroup, ...] = ()
-    admissible_kv_tokens: int | None = None
-    admission: str | None = None
-    scheduled_prefill_tokens: int = 0
-    scheduled_decode_tokens: int = 0
-    preemptions_total: int = 0
-    waited_s: float | None = None
-    power_w: float | None = None
-    energy_j: float | None = None
-    waiting_routed: int | None = None
-    admissible_blocks: int | None = None
     growths: bytes = b""
     cache_block: int = 0
     blocks_stored: bytes = b""
     blocks_removed: bytes = b""
     blocks_cleared: bool = False
     chains: Sequence[PromptChain] = ()
-    prompt_budget: int | None = None
 
 
-_REPORTED = tuple(
-    field for field in StepReport.__struct_fields__ if field in SnapshotMessage.__struct_fields__
-)
+# A later message of an idle worker, with no step since the one before.
+_NO_STEP: dict[str, Any] = {
+    "kind": "delta",
+    "step_s": 0.0,
+    "growths": b"",
+    "running": (),
+    "finished": (),
+    "preempted": (),
+    "scheduled_prefill_tokens": 0,
+    "scheduled_decode_tokens": 0,
+}
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class SnapshotPublisher:
     """Publishes one worker's state; safe to ``publish`` in one thread and ``poll`` in another.
+
+    zmq.ZMQError: an endpoint cannot be bound.
 
     Args:
         endpoint: of the stream; full snapshots are served at its ``full_endpoint``.
@@ -130,9 +118,6 @@ class SnapshotPublisher:
         lock: held while a message is built; hold it to change ``message`` or what
             ``rows`` returns.
         message: last message, heartbeats aside.
-
-    Raises:
-        zmq.ZMQError: an endpoint cannot be bound.
     """
 
     def __init__(
@@ -158,15 +143,11 @@ class SnapshotPublisher:
             worker=worker,
             rank=rank,
             epoch=self.epoch,
-            step=initial.step,
-            time_s=initial.time_s,
-            step_s=initial.step_s,
-            slots=initial.slots,
             version=SCHEMA_VERSION,
             sequence=0,
             kind="delta",
+            **{name: getattr(initial, name) for name in _Reported.__struct_fields__},
         )
-        self._note(initial)
         self._clock = clock
         self._cached = cached or CachedBlocks(0)
         self._leases = leases
@@ -196,7 +177,8 @@ class SnapshotPublisher:
         with self.lock:
             told = report.rows, report.finished, report.preempted
             placed, ended, growths = self._reported.change(*told)
-            self._note(report)
+            for field in _Reported.__struct_fields__:
+                setattr(self.message, field, getattr(report, field))
             idle = self._reported.idle
             self.publish_changes(placed, ended, report.preempted, idle=idle, growths=growths)
 
@@ -233,7 +215,7 @@ class SnapshotPublisher:
         with self.lock:
             now_s = self._clock()
             if self._idle and now_s - self._sent_s >= HEARTBEAT_S:
-                self._send_delta(_repeated(self.message, now_s))
+                self._send_delta(msgspec.structs.replace(self.message, time_s=now_s, **_NO_STEP))
         answered = 0
         while self._answer_one():
             answered += 1
@@ -255,7 +237,11 @@ class SnapshotPublisher:
         except zmq.Again:
             return False
         if frames[-1] and self._leases is not None:
-            self._take_budget(frames[-1], self._leases)
+            # The snapshots tell its sender if it is not in force.
+            with contextlib.suppress(SnapshotError):
+                told = decode_budget(frames[-1])
+                if told.epoch == self.epoch:
+                    self._leases.take(told, self._clock())
             return True
         with self.lock:
             answer = self._full()
@@ -263,35 +249,18 @@ class SnapshotPublisher:
         self._requests.send_multipart([*frames[:envelope], answer], zmq.NOBLOCK)
         return True
 
-    def _take_budget(self, message: bytes, leases: PromptLeases) -> None:
-        # The snapshots tell its sender that it is not in force.
-        with contextlib.suppress(SnapshotError):
-            told = decode_budget(message)
-            if told.epoch == self.epoch:
-                leases.take(told, self._clock())
-
     def _full(self) -> bytes:
-        rows = [RunningRequest(*row) for row in self._all_rows()]
-        cached = self._cached
         full = msgspec.structs.replace(
             self.message,
             kind="full",
             sequence=self.sequence,
-            running=rows,
             finished=(),
             preempted=(),
+            running=[RunningRequest(*row) for row in self._all_rows()],
             growths=b"",
-            cache_block=cached.block_tokens,
-            blocks_stored=cached.held(),
-            blocks_removed=b"",
-            blocks_cleared=False,
-            chains=(),
+            **Changes(self._cached.block_tokens, self._cached.held())._asdict(),
         )
         return _encode(full)
-
-    def _note(self, report: StepReport) -> None:
-        for field in _REPORTED:
-            setattr(self.message, field, getattr(report, field))
 
     def _send_delta(self, message: SnapshotMessage) -> None:
         self.sequence += 1
@@ -301,19 +270,3 @@ class SnapshotPublisher:
         message.blocks_cleared, message.chains = changes[3:]
         self._sent_s = message.time_s
         self._send(_encode(message), zmq.NOBLOCK)
-
-
-def _repeated(message: SnapshotMessage, time_s: float) -> SnapshotMessage:
-    """The same state of an idle worker at a later time, with no step in between."""
-    return msgspec.structs.replace(
-        message,
-        kind="delta",
-        time_s=time_s,
-        step_s=0.0,
-        running=(),
-        finished=(),
-        preempted=(),
-        scheduled_prefill_tokens=0,
-        scheduled_decode_tokens=0,
-        growths=b"",
-    )

@@ -65,14 +65,12 @@ class Places:
         """What a message tells of all that have places, before any is taken or left.
 
         It is needed where a request gained several tokens, or many gained none. A few that gained
-        none are listed instead, since older routers read no growths.
+        none are listed instead, since older routers read no growths. Empty if all that are not
+        listed gained one.
 
         Args:
             gained: tokens by request; others gained none.
             listed: requests that the message lists; those that it must list, too, are added.
-
-        Returns:
-            ``Snapshot.growths``; empty if all that are not listed gained one.
         """
         try:
             told = bytearray(map(gained.get, self._ids, repeat(0)))
@@ -115,15 +113,9 @@ class ReportedRows:
     def change(
         self, rows: Iterable[Row], finished: Sequence[str], preempted: Sequence[str]
     ) -> tuple[list[PlacedRow], tuple[str, ...], bytes]:
-        """Take in a report.
+        """Take in a report; the arguments are those of ``StepReport``.
 
-        Args:
-            rows: see ``StepReport``.
-            finished: some may never have run.
-            preempted: they wait again.
-
-        Returns:
-            Rows to list, ids that ended (reported, or no longer running), and the growths.
+        Returns the rows to list, ids that ended (reported, or no longer running), and the growths.
         """
         before, now = self._rows, {row[0]: row for row in rows}
         self._rows = {id_: row for id_, row in now.items() if id_ not in finished}

@@ -160,7 +160,7 @@ async def test_a_router_that_did_not_read_for_a_while_recovers_by_a_full_snapsho
     def publish(first: int, last: int) -> None:
         for step in range(first, last):
             rows = [(f"x{i}", 10 + i, step - i, 0, 0, None) for i in range(step % 7)]
-            publisher.publish(StepReport(step, 0.0, 0.0, rows))
+            publisher.publish(StepReport(step, 0.0, 0.0, rows=rows))
 
     def apply(event: SnapshotReceived) -> None:
         cluster.apply(event)
