@@ -13,7 +13,7 @@ from engine_patches.admission.policies.headroom import Headroom, Reserve
 from engine_patches.admission.policies.memory_checked import MemoryChecked
 from engine_patches.admission.policies.nested_wait import NestedWait
 from engine_patches.admission.policies.off import Off
-from engine_patches.admission.policies.strict import strict_nested_wait, strict_wait
+from engine_patches.admission.policies.strict import StrictNestedWait, StrictWait
 from engine_patches.admission.policies.wait import Wait
 from engine_patches.admission.protocol import Admission
 from engine_patches.admission.settings import (
@@ -22,7 +22,7 @@ from engine_patches.admission.settings import (
     known_names,
     settings_from,
 )
-from engine_patches.admission.theory.passing import passing_of
+from engine_patches.admission.theory.passing import SEGMENTS, Passing, passing_shares
 
 DEFAULT = "headroom"
 
@@ -59,14 +59,14 @@ def _lengths(settings: AdmissionSettings) -> PredictedLengths:
 def _wait(settings: AdmissionSettings) -> Admission:
     lengths = _lengths(settings) if settings.segments else None
     if settings.strict:
-        return strict_wait(settings, lengths)
+        return StrictWait(settings.thresholds, lengths)
     return Wait(_reserve(settings), settings.thresholds, settings.hold_s, lengths)
 
 
 def _nested_wait(settings: AdmissionSettings) -> Admission:
-    passing = passing_of(settings)
     if settings.strict:
-        return strict_nested_wait(settings)
+        return StrictNestedWait(settings.thresholds, settings.segments)
+    passing = Passing(settings.segments or SEGMENTS, passing_shares(settings.rates))
     entries = settings.thresholds[0] if settings.thresholds else None
     return NestedWait(passing, entries, settings.delta)
 
@@ -107,8 +107,7 @@ ADMISSIONS: Mapping[str, AdmissionRow] = MappingProxyType(
 def read_admission(mapping: Mapping[str, object]) -> AdmissionSettings:
     """Parse a user's settings: ``{"policy": "headroom", "headroom": 0.05}``.
 
-    Raises:
-        AdmissionError: the policy or a key is unknown, or a value is invalid.
+    AdmissionError: the policy or a key is unknown, or a value is invalid.
     """
     policy = mapping.get("policy", DEFAULT)
     if not isinstance(policy, str) or policy not in ADMISSIONS:

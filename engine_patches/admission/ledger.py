@@ -155,19 +155,15 @@ class Lengths(Protocol):
 
     def predict(self, ticket: Ticket, generated_tokens: int) -> int:
         """Predicted output length, more than the tokens generated so far."""
-        ...
 
     def kind(self, ticket: Ticket) -> int:
         """The request's type, once its length is predicted."""
-        ...
 
     def ended(self, ticket: Ticket, *, by_itself: bool) -> None:
         """``by_itself``: not withdrawn, but possibly capped."""
-        ...
 
     def stepped(self, running: Mapping[str, Ticket], steps: int) -> None:
         """``steps`` is the ledger's count after the step."""
-        ...
 
 
 class Follower(Protocol):
@@ -175,11 +171,9 @@ class Follower(Protocol):
 
     def gained(self, ticket: Ticket) -> None:
         """Add a request that runs, or whose memory use changed."""
-        ...
 
     def lost(self, ticket: Ticket) -> None:
         """Remove a request, or its memory use before a change; its ticket is as when added."""
-        ...
 
 
 def engine_order(ticket: Ticket) -> Key:

@@ -34,11 +34,8 @@ class SeenLengths:
         return max(int(falls.searchsorted(so_far * (1 - share))), generated_tokens + 1)
 
     def ended(self, ticket: Ticket, *, by_itself: bool) -> None:
-        self._signal.ended(
-            Departure(
-                0, ticket.prompt_tokens, ticket.generated_tokens, by_itself, ticket.cap_tokens
-            )
-        )
+        lengths = ticket.prompt_tokens, ticket.generated_tokens
+        self._signal.ended(Departure(0, *lengths, by_itself, ticket.cap_tokens))
 
     def stepped(self, running: Mapping[str, Ticket], steps: int) -> None:
         self._signal.advance(1)
@@ -106,9 +103,9 @@ class PredictedLengths:
 
 
 def _table(running: Mapping[str, Ticket], steps: int) -> Running:
-    prompts = np.array([ticket.prompt_tokens for ticket in running.values()], dtype=np.int64)
-    sizes = np.array([ticket.offset_tokens + steps for ticket in running.values()], dtype=np.int64)
-    caps = np.array([ticket.cap_tokens for ticket in running.values()], dtype=np.int64)
+    rows = [(one.prompt_tokens, one.offset_tokens, one.cap_tokens) for one in running.values()]
+    prompts, offsets, caps = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    sizes = offsets + steps
     nothing = np.zeros(len(prompts), dtype=np.int64)
     unknown = np.full(len(prompts), math.nan)
     return Running(nothing, nothing, prompts, sizes - prompts, caps, unknown, nothing, nothing)

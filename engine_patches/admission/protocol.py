@@ -30,22 +30,18 @@ class Admission(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in settings and on the command line."""
-        ...
+        """In settings and on the command line."""
 
     @property
     def lengths(self) -> Lengths | None:
         """None: it needs none."""
-        ...
 
     @property
     def follower(self) -> Follower | None:
         """Part of the policy that tracks the running requests."""
-        ...
 
     def key(self, ticket: Ticket) -> Key:
         """Place in the waiting order; constant while the request waits."""
-        ...
 
     def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
         """Decide for the step about to be scheduled; at most once a step.
@@ -53,11 +49,9 @@ class Admission(Protocol):
         With nothing running, a waiting request must be admitted. Exceptions: a hold
         (``Verdict.wake_s``), or none fits beside other holders of memory.
         """
-        ...
 
     def admissible_blocks(self, ledger: Ledger, memory: Memory) -> int:
         """Blocks of requests admissible with an empty queue."""
-        ...
 
 
 def ledger_of(admission: Admission) -> Ledger:

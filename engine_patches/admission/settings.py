@@ -5,11 +5,15 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from engine_patches.admission.theory.fluid import Flow
-from engine_patches.admission.theory.thresholds import segments_of
-from engine_patches.admission.theory.validity import Validity, nested_validity, wait_validity
+from engine_patches.admission.theory.thresholds import (
+    Validity,
+    nested_validity,
+    segments_of,
+    wait_validity,
+)
 from router.core.step_time import StepTime
 
 MAX_HOLD_S = 1.0
@@ -28,6 +32,10 @@ class AdmissionError(Exception):
 @dataclass(frozen=True, slots=True)
 class AdmissionSettings:
     """One policy's settings; ``read_admission`` knows the keys of each policy.
+
+    AdmissionError: a value is out of its range. Thresholds that violate (11), (12) or (16) for the
+    given rates, lengths and step time are rejected; those on the edge, as some that the paper
+    prints, cause a warning.
 
     Attributes:
         headroom: w, share of KV memory kept free when requests enter.
@@ -50,12 +58,6 @@ class AdmissionSettings:
         delta: probability that running requests will need more memory than there is.
         alpha: share of KV memory protected from new requests.
         beta: probability of clearing a request when the memory overflows.
-
-    Thresholds that violate (11), (12) or (16) for the given rates, lengths and step time are
-    rejected. Those on the edge, as some that the paper prints, cause a warning.
-
-    Raises:
-        AdmissionError: a value is out of its range.
     """
 
     policy: str = "headroom"
@@ -102,11 +104,7 @@ class AdmissionSettings:
                 raise AdmissionError(str(found))
 
     def quantile(self) -> float | None:
-        """Q of ``quantile:Q``; None for other sources of lengths.
-
-        Raises:
-            AdmissionError: ``predict`` is invalid.
-        """
+        """Q of ``quantile:Q``; None for other valid sources of lengths."""
         if self.predict in ("hint", "cap"):
             return None
         try:
@@ -225,12 +223,6 @@ def _is_length(value: object) -> bool:
     return all(type(tokens) is int and 1 <= tokens <= _MOST_TOKENS for tokens in value)
 
 
-def passing_shares(rates: Sequence[float]) -> list[float]:
-    """Share of each segment's requests, but the last's, that pass to the next."""
-    tails = list(accumulate(reversed(rates)))[::-1]
-    return [after / before for before, after in pairwise(tails)]
-
-
 def _wait(settings: AdmissionSettings) -> Validity:
     flows, given = _flows(settings), settings.thresholds
     if len(given) > len(flows):
@@ -278,20 +270,14 @@ def known_names(given: str, known: Sequence[str]) -> str:
 
 
 def settings_from(mapping: Mapping[str, object], keys: Sequence[str]) -> AdmissionSettings:
-    """Build settings from the allowed keys.
-
-    Raises:
-        AdmissionError: a key is not allowed, or a value is invalid.
-    """
+    """Build settings; AdmissionError: a key is not allowed, or a value is invalid."""
     assert set(keys) <= {field.name for field in fields(AdmissionSettings)}
-    values: dict[str, object] = {}
-    for name, value in mapping.items():
+    for name in mapping:
         if name not in keys:
             raise AdmissionError(
                 f"{mapping['policy']} has no key {name!r}; {known_names(str(name), keys)}"
             )
-        values[name] = _frozen(value)
-    return AdmissionSettings(**values)  # type: ignore[arg-type]
+    return AdmissionSettings(**{name: _frozen(value) for name, value in mapping.items()})  # type: ignore[arg-type]
 
 
 def _frozen(value: object) -> object:

@@ -54,7 +54,6 @@ class Admissible(Protocol):
     @property
     def admissible_blocks(self) -> int | None:
         """Blocks of requests that could enter with an empty queue; None: it no longer decides."""
-        ...
 
     @property
     def admission(self) -> str: ...

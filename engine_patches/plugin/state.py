@@ -25,7 +25,6 @@ class EngineRequest(Protocol):
     @property
     def request_id(self) -> str:
         """The engine's own id."""
-        ...
 
     @property
     def num_prompt_tokens(self) -> int: ...
@@ -33,12 +32,10 @@ class EngineRequest(Protocol):
     @property
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
-        ...
 
     @property
     def num_computed_tokens(self) -> int:
         """Tokens whose KV is computed, or will be by the steps scheduled so far."""
-        ...
 
 
 class Step(NamedTuple):

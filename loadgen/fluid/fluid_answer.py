@@ -16,11 +16,13 @@ from engine_patches.admission.theory.thresholds import (
     Condition,
     Segment,
     Thresholds,
+    Validity,
     equal_segments,
     least_wait,
+    nested_validity,
+    wait_validity,
     worst_of,
 )
-from engine_patches.admission.theory.validity import Validity, nested_validity, wait_validity
 from router.commands.json_output import finite
 from router.core.step_time import StepTime
 

@@ -9,7 +9,7 @@ each running request is cleared with probability beta and restarts from its prom
 engines do that; vLLM preempts the request admitted last.
 """
 
-from engine_patches.admission.ledger import Key, Ledger, Memory, Ticket, engine_order
+from engine_patches.admission.ledger import Ledger, Memory, Ticket, engine_order
 from engine_patches.admission.protocol import Verdict
 
 WINDOW_ENTRIES = 128
@@ -85,13 +85,11 @@ class Headroom:
 
     lengths = None
     follower = None
+    key = staticmethod(engine_order)
 
     def __init__(self, reserve: Reserve, name: str = "headroom") -> None:
         self.reserve = reserve
         self.name = name
-
-    def key(self, ticket: Ticket) -> Key:
-        return engine_order(ticket)
 
     def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
         return Verdict(admit_below(self.reserve.limit_blocks(ledger, memory), ledger, memory))

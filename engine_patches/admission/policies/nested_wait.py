@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine_patches.admission.ledger import Key, Ledger, Memory, Ticket, engine_order
+from engine_patches.admission.ledger import Ledger, Memory, Ticket, engine_order
 from engine_patches.admission.policies.wait import Pace
 from engine_patches.admission.protocol import Verdict
 from engine_patches.admission.theory.outlook import Outlook
@@ -35,6 +35,7 @@ class NestedWait:
 
     name = "nested_wait"
     follower = None
+    key = staticmethod(engine_order)
 
     def __init__(self, passing: Passing, entries: int | None = None, delta: float = 0.1) -> None:
         self.lengths = passing
@@ -43,9 +44,6 @@ class NestedWait:
         self._pace = Pace()
         self._last: _Look | None = None
         self._asked: _Look | None = None
-
-    def key(self, ticket: Ticket) -> Key:
-        return engine_order(ticket)
 
     def threshold(self, ledger: Ledger) -> int:
         """n_1, for which (12) holds, n_1 / lambda > a step, and a backlog drains."""

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from engine_patches.admission.ledger import Key, Ledger, Memory, Ticket, engine_order
+from engine_patches.admission.ledger import Ledger, Memory, engine_order
 from engine_patches.admission.protocol import Verdict
 
 
@@ -10,9 +10,7 @@ class Off:
     name = "off"
     lengths = None
     follower = None
-
-    def key(self, ticket: Ticket) -> Key:
-        return engine_order(ticket)
+    key = staticmethod(engine_order)
 
     def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
         return Verdict(None)

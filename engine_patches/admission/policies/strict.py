@@ -12,9 +12,8 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from engine_patches.admission.ledger import Key, Ledger, Lengths, Memory, Ticket, engine_order
+from engine_patches.admission.ledger import Ledger, Lengths, Memory, Ticket, engine_order
 from engine_patches.admission.protocol import Verdict
-from engine_patches.admission.settings import AdmissionSettings
 
 WARNING = (
     "strict: requests that run pause until enough new ones wait, which makes them many times "
@@ -57,6 +56,8 @@ class Pauses:
 class StrictWait:
     """Algorithm 1: requests of a type go on and enter, n_j of each stage, once n_j of it wait.
 
+    It warns, as the next one.
+
     Args:
         thresholds: n_j by type; the last also holds for all further types.
         lengths: determines the types; None: tickets carry their types.
@@ -64,14 +65,13 @@ class StrictWait:
 
     name = "wait"
     follower = None
+    key = staticmethod(engine_order)
 
     def __init__(self, thresholds: Sequence[int], lengths: Lengths | None = None) -> None:
+        warnings.warn(WARNING, stacklevel=2)
         self.lengths = lengths
         self._thresholds = tuple(thresholds)
         self._pauses = Pauses()
-
-    def key(self, ticket: Ticket) -> Key:
-        return engine_order(ticket)
 
     def threshold(self, kind: int) -> int:
         return self._thresholds[min(kind, len(self._thresholds) - 1)]
@@ -110,15 +110,14 @@ class StrictNestedWait:
     name = "nested_wait"
     lengths = None
     follower = None
+    key = staticmethod(engine_order)
 
     def __init__(self, thresholds: Sequence[int], segments: Sequence[int]) -> None:
         assert len(thresholds) == len(segments) + 1, "one threshold for each segment"
+        warnings.warn(WARNING, stacklevel=2)
         self._thresholds = tuple(thresholds)
         self._segments = tuple(segments)
         self._pauses = Pauses()
-
-    def key(self, ticket: Ticket) -> Key:
-        return engine_order(ticket)
 
     def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
         places = {}
@@ -174,15 +173,3 @@ def _entering(waiting: Sequence[Ticket], quota: dict[int, int], memory: Memory) 
         slots -= 1
         room -= blocks
         yield ticket
-
-
-def strict_wait(settings: AdmissionSettings, lengths: Lengths | None) -> StrictWait:
-    """Build ``wait`` with ``strict``; warns."""
-    warnings.warn(WARNING, stacklevel=2)
-    return StrictWait(settings.thresholds, lengths)
-
-
-def strict_nested_wait(settings: AdmissionSettings) -> StrictNestedWait:
-    """Build ``nested_wait`` with ``strict``; warns."""
-    warnings.warn(WARNING, stacklevel=2)
-    return StrictNestedWait(settings.thresholds, settings.segments)

@@ -12,7 +12,7 @@ Rates and step times are measured as they change, as in (15). Memory is kept fre
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from engine_patches.admission.ledger import Key, Ledger, Lengths, Memory, Ticket, engine_order
+from engine_patches.admission.ledger import Ledger, Lengths, Memory, engine_order
 from engine_patches.admission.policies.headroom import Reserve, admit_below
 from engine_patches.admission.protocol import Verdict
 
@@ -100,6 +100,7 @@ class Wait:
 
     name = "wait"
     follower = None
+    key = staticmethod(engine_order)
 
     def __init__(
         self,
@@ -113,9 +114,6 @@ class Wait:
         self._thresholds = tuple(thresholds)
         self._hold_s = hold_s
         self._pace = Pace()
-
-    def key(self, ticket: Ticket) -> Key:
-        return engine_order(ticket)
 
     def threshold(self, kind: int) -> int:
         if self._thresholds:

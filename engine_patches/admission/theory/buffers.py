@@ -15,20 +15,14 @@ from engine_patches.admission.theory.fluid import combined
 from engine_patches.admission.theory.thresholds import Segment, Thresholds, least_nested
 from router.core.step_time import StepTime
 
-# Enough bisections for an interval of 53-bit numbers.
-_HALVINGS = 200
-
 
 def decay_rate(before: float, after: float, passing: float) -> float:
     """Solve (20) for theta, the decay rate of the probability of a long queue before a segment.
 
     In each step ``before`` (n_{k-1}) requests end the previous segment, each passes on with
     probability ``passing``, and ``after`` (n_k) are taken up:
-    P(queue >= after + c) <= exp(-theta c).
-
-    Returns:
-        Theta per request; 0 if the queue has no bound (at the edge of (12), or past it), infinite
-        if it never exceeds ``after``.
+    P(queue >= after + c) <= exp(-theta c). Theta, per request, is 0 if the queue has no bound (at
+    the edge of (12), or past it), infinite if it never exceeds ``after``.
     """
     if after >= before or passing == 0:
         return math.inf
@@ -36,7 +30,7 @@ def decay_rate(before: float, after: float, passing: float) -> float:
         return 0.0
     low = 8 * (after - before * passing) / before  # (22)
     high = before * -math.log(passing) / (before - after)
-    for _ in range(_HALVINGS):
+    for _ in range(200):  # enough bisections for an interval of 53-bit numbers
         middle = (low + high) / 2
         # ln(1 - p + p e^theta) - theta, without overflow.
         log_mean = math.log1p((1 - passing) * math.expm1(-middle))

@@ -190,9 +190,8 @@ class Completions:
     def _sharing(self, ticket: Ticket, place: int) -> tuple[int, Ints, Ticket | None]:
         """What a request at this place shares with those that end later, and earlier ones with it.
 
-        Returns:
-            Its blocks that one of the later ones has, those of each earlier one that only this one
-            has too, and that later one.
+        Its blocks that one of the later ones has, those of each earlier one that only this one has
+        too, and that later one.
         """
         shared, source = self._most_shared(ticket, place)
         released = np.zeros(place, dtype=np.int64)

@@ -14,10 +14,7 @@ from router.core.step_time import StepTime
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Work of a step, summed over its requests.
-
-    ``prompt_tokens`` count where the prompt is computed in it.
-    """
+    """Work of a step, summed over its requests; prompts that are computed in it."""
 
     kv_tokens: float
     requests: float

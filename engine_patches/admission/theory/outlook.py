@@ -36,7 +36,7 @@ class Outlook:
         last = (self._cap_tokens - 1).bit_length()
         self._steps = np.array([0.0, *(2.0**k for k in range(last))])
         counts, ages, sizes = _by_segment(passing.segments, ledger)
-        self._curve = passing.curve(counts[::-1].cumsum()[-2::-1])
+        self._log_alive = passing.log_alive(counts[::-1].cumsum()[-2::-1])
         self._new: Floats = self._alive(np.zeros(1))[0]
         divisor = np.maximum(counts, 1.0)
         alive = self._alive(ages / divisor)
@@ -95,7 +95,7 @@ class Outlook:
     def _alive(self, ages: Floats) -> Floats:
         """Shares q that still run, for requests of these ages; shape (ages, steps)."""
         then = ages[:, None] + self._steps
-        log_alive = self._curve.log_alive(then)
+        log_alive = self._log_alive(then)
         alive = np.maximum(np.exp(log_alive - log_alive[:, :1]), _TINY)
         alive[then >= self._cap_tokens] = _TINY
         return alive

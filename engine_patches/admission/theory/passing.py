@@ -5,13 +5,12 @@ progress, and for each segment only the share p_k that passes to the next.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 from engine_patches.admission.ledger import Ticket
-from engine_patches.admission.settings import AdmissionSettings, passing_shares
 from router.core.forecast.forecast import Floats
 
 SEGMENTS = tuple(2**k for k in range(15))
@@ -22,23 +21,6 @@ _PRIOR = 2.0
 _PRIOR_SHARE = 0.5
 _LEAST_SHARE = 1e-9
 _FAR = 10**7
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Survival curve of output lengths.
-
-    Attributes:
-        ends: ends of the segments, ascending from 0; the last is beyond all lengths.
-        falls: ln of the share of all requests that reach each end.
-    """
-
-    ends: Floats
-    falls: Floats
-
-    def log_alive(self, generated_tokens: Floats) -> Floats:
-        """Return ln of the share that reaches each length; ends are even within a segment."""
-        return np.interp(generated_tokens, self.ends, self.falls)
 
 
 class Passing:
@@ -80,11 +62,11 @@ class Passing:
         if place < len(self._ended):
             self._ended[place] += 1
 
-    def curve(self, running_beyond: Floats) -> Curve:
-        """Survival curve as far as known; running beyond a segment counts as a pass.
+    def log_alive(self, running_beyond: Floats) -> Callable[[Floats], Floats]:
+        """Survival as far as known: ln of the share of all requests that reach each length.
 
-        ``running_beyond``: number of requests running beyond each segment but the last, shape
-        (segments,).
+        Ends are even within a segment. The number that run beyond each segment but the last, shape
+        (segments,), counts as passes.
         """
         if self._given:
             shares = np.array(self._given)
@@ -97,9 +79,10 @@ class Passing:
         # Beyond the last end as within the segment before it.
         width = self._ends[-2] - self._ends[-3]
         falls[-1] = falls[-2] + steepness[-1] / width * (_FAR - self._ends[-2])
-        return Curve(self._ends, falls)
+        return lambda generated: np.interp(generated, self._ends, falls)
 
 
-def passing_of(settings: AdmissionSettings) -> Passing:
-    """The shares that settings of ``nested_wait`` give."""
-    return Passing(settings.segments or SEGMENTS, passing_shares(settings.rates))
+def passing_shares(rates: Sequence[float]) -> list[float]:
+    """Share of each segment's requests, but the last's, that pass to the next."""
+    tails = list(accumulate(reversed(rates)))[::-1]
+    return [after / before for before, after in pairwise(tails)]

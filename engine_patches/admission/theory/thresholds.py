@@ -73,13 +73,9 @@ def equal_segments(flows: Sequence[Flow], count: int) -> tuple[Segment, ...]:
 
 def worst_of(periods: Sequence[Sequence[Segment]]) -> tuple[Segment, ...]:
     """Segments that (15) requires for changing rates: the maxima over all periods."""
+    names = ("rate", "passing", "prompt_tokens")
     return tuple(
-        replace(
-            same[0],
-            rate=max(segment.rate for segment in same),
-            passing=max(segment.passing for segment in same),
-            prompt_tokens=max(segment.prompt_tokens for segment in same),
-        )
+        replace(same[0], **{name: max(getattr(one, name) for one in same) for name in names})
         for same in zip(*periods, strict=True)
     )
 
@@ -123,11 +119,8 @@ def nested_conditions(
     """(12), or (16) if types share segments; (15) for the segments of ``worst_of``."""
     batch = combined(thresholds, [segment.everywhere for segment in segments])
     step_s = cost.base_s + batch.work_s(cost)
-    found = [
-        Condition(
-            "(12) step of full batch < n_1 / lambda", step_s, thresholds[0] / segments[0].rate
-        )
-    ]
+    first = thresholds[0] / segments[0].rate
+    found = [Condition("(12) step of full batch < n_1 / lambda", step_s, first)]
     pairs = zip(segments[:-1], pairwise(thresholds), strict=True)
     return found + [
         Condition(f"(12) p_{k} < n_{k + 1} / n_{k}", segment.passing, following / n)
@@ -206,3 +199,49 @@ def _settled(
             return thresholds
         rounds += 1
         step_s = then_s if rounds < exact_rounds else max(then_s, step_s * _STRIDE)
+
+
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """Of given thresholds; ``nearest`` are the least valid ones, none below these."""
+
+    thresholds: Thresholds
+    conditions: tuple[Condition, ...]
+    nearest: Thresholds | None
+
+    @property
+    def missed(self) -> list[Condition]:
+        """The violated conditions, else those on the edge."""
+        missed = [condition for condition in self.conditions if not condition.holds]
+        return [condition for condition in missed if not condition.edge] or missed
+
+    @property
+    def on_edge(self) -> bool:
+        """Queues grow without bound, though slowly; no condition is violated."""
+        return bool(self.missed) and all(condition.edge for condition in self.missed)
+
+    def __str__(self) -> str:
+        verdict = "on the edge, where queues have no bound" if self.on_edge else "not valid"
+        missed = "; ".join(map(str, self.missed))
+        nearest = (
+            "no greater ones are valid: the engine cannot sustain these rates"
+            if self.nearest is None
+            else f"the nearest that are valid: {list(self.nearest)}"
+        )
+        return f"thresholds {list(self.thresholds)} are {verdict}: {missed}; {nearest}"
+
+
+def wait_validity(thresholds: Sequence[int], flows: Sequence[Flow], cost: StepTime) -> Validity:
+    """Evaluate (11), for as many thresholds as types."""
+    given = tuple(thresholds)
+    conditions = tuple(wait_conditions(given, flows, cost))
+    return Validity(given, conditions, least_wait(flows, cost, given))
+
+
+def nested_validity(
+    thresholds: Sequence[int], segments: Sequence[Segment], cost: StepTime
+) -> Validity:
+    """Evaluate (12) or (16), for as many thresholds as segments."""
+    given = tuple(thresholds)
+    conditions = tuple(nested_conditions(given, segments, cost))
+    return Validity(given, conditions, least_nested(segments, cost, given))

@@ -88,9 +88,10 @@ def test_memory_exceeds_what_is_expected_as_rarely_as_asked(generated: int) -> N
 
     needed = needs(outlook_of(ledger, passing))
 
-    curve = passing.curve(np.zeros(3))
-    fall = curve.log_alive(np.array([float(generated)])) + np.log(rng.random((4000, 16)))
-    lengths = np.interp(-fall, -curve.falls, curve.ends)
+    log_alive = passing.log_alive(np.zeros(3))
+    fall = log_alive(np.array([float(generated)])) + np.log(rng.random((4000, 16)))
+    ends = np.array([0.0, *passing.segments, 1e7])
+    lengths = np.interp(-fall, -log_alive(ends), ends)
     for step, most in needed.items():
         stay = lengths > generated + step
         if math.isfinite(most):

@@ -12,7 +12,7 @@ NONE_BEYOND = np.zeros(2)
 
 
 def shares(passing: Passing, *lengths: int, beyond: Floats = NONE_BEYOND) -> list[float]:
-    alive = np.exp(passing.curve(beyond).log_alive(np.array([0.0, *lengths])))
+    alive = np.exp(passing.log_alive(beyond)(np.array([0.0, *lengths])))
     return list(alive[1:] / alive[:-1])
 
 
