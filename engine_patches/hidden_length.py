@@ -54,11 +54,7 @@ class HiddenLength(LogitsProcessor):  # type: ignore[misc]
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
-        """Reject an invalid length.
-
-        Raises:
-            ValueError: reported to the client.
-        """
+        """A ValueError is reported to the client."""
         length = (sampling_params.extra_args or {}).get(HIDDEN_LENGTH_KEY)
         if length is not None and (type(length) is not int or length < 1):
             raise ValueError(f"{HIDDEN_LENGTH_KEY} must be a positive integer")

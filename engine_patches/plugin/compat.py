@@ -50,12 +50,8 @@ SCHEDULER = (
 SLOTS = ("max_num_active_reqs", "max_num_running_reqs")
 REQUEST = ("request_id", "num_prompt_tokens", "num_output_tokens", "num_computed_tokens")
 OUTPUT = (
-    "num_scheduled_tokens",
-    "total_num_scheduled_tokens",
-    "finished_req_ids",
-    "preempted_req_ids",
-    "scheduled_new_reqs",
-    "scheduled_cached_reqs",
+    *("num_scheduled_tokens", "total_num_scheduled_tokens", "finished_req_ids"),
+    *("preempted_req_ids", "scheduled_new_reqs", "scheduled_cached_reqs"),
 )
 NEW_REQUEST = ("req_id", "num_computed_tokens")
 CACHED_REQUESTS = ("req_ids", "resumed_req_ids", "num_computed_tokens")
@@ -93,16 +89,12 @@ METHODS = {
 
 
 class EngineView:
-    """View of a vLLM scheduler, after the scheduler's own constructor.
+    """View of a vLLM scheduler, after the scheduler's own constructor; PlugInError as in ``check``.
 
     Attributes:
         lockstep: whether its steps are those of a data-parallel group (mixture of experts).
         drafts: whether it proposes tokens, so that requests gain several in a step.
-        memory: its KV blocks.
-        kv_bytes: bytes of the KV cache on each GPU.
-
-    Raises:
-        PlugInError: this version of vLLM is incompatible.
+        kv_bytes: of the KV cache on each GPU.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -119,16 +111,8 @@ class EngineView:
         self.kv_bytes = _kv_bytes(scheduler.kv_cache_config.kv_cache_tensors)
 
     def open_ends(self) -> EndReader:
-        """Open the table of the end signal's logits processor.
-
-        Raises:
-            PlugInError: it is missing, or its workers are out of reach.
-        """
-        missing = [
-            name for path, names in END_CLASSES.items() for name in missing_fields(path, names)
-        ]
-        if missing:
-            raise PlugInError(_cannot_work(missing))
+        """The table of the end signal's logits processor; PlugInError: it is missing, or remote."""
+        check_names(self._scheduler, (), END_CLASSES)
         config = self._scheduler.vllm_config
         check_end_workers(config)
         try:
@@ -175,10 +159,8 @@ def gained(
 ) -> Mapping[str, int] | None:
     """Tokens that requests got, by id; None if each scheduled one got exactly one.
 
-    Args:
-        results: of ``update_from_output``: each request at most once, tokens for scheduled ones.
-        scheduled: number of tokens, by id.
-        drafts: whether to expect several each; then it does not check whether all got one.
+    ``results`` of ``update_from_output`` have each request at most once, tokens for scheduled ones.
+    With ``drafts`` several are expected, and whether all got one is not checked.
     """
     if not drafts:
         counts = [len(one.new_token_ids) for some in results.values() for one in some.outputs]
@@ -210,11 +192,7 @@ def engine_key(vllm_config: Any) -> tuple[str, int]:
 
 
 def check_end_workers(vllm_config: Any) -> None:
-    """Check that one worker computes all logits, on the engine's own machine.
-
-    Raises:
-        PlugInError: the end signal does not work with this arrangement of workers.
-    """
+    """PlugInError unless one worker computes all logits, on the engine's own machine."""
     parallel = vllm_config.parallel_config
     backend = parallel.distributed_executor_backend
     if backend not in EXECUTORS:
@@ -261,10 +239,7 @@ def watch_dummy_batches(began: Callable[[], None]) -> None:
     """Call ``began`` in the steps in which a rank in lockstep has nothing to compute.
 
     vLLM does not call the scheduler then; only the engine around it knows. A process has one
-    engine.
-
-    Raises:
-        PlugInError: this version of vLLM has no such step.
+    engine. PlugInError: this version of vLLM has no such step.
     """
     module, name = LOCKSTEP_ENGINE
     engine = getattr(import_module(module), name, None)
@@ -289,11 +264,7 @@ def version() -> str:
 
 
 def check(scheduler: Any) -> None:
-    """Check that vLLM has everything that the plug-in reads.
-
-    Raises:
-        PlugInError: something is missing; the message names it and vLLM's version.
-    """
+    """PlugInError names what vLLM lacks of all that the plug-in reads."""
     missing = _missing(scheduler, SCHEDULER, CLASSES)
     if not any(has(scheduler, name) for name in SLOTS):
         missing.append(f"Scheduler.{' or '.join(SLOTS)}")
@@ -308,11 +279,7 @@ def check(scheduler: Any) -> None:
 
 
 def first_name(scheduler: Any, names: Iterable[str]) -> str:
-    """First of these names, which vary between versions, that the scheduler has.
-
-    Raises:
-        PlugInError: it has none.
-    """
+    """First of these names, which vary between versions, that the scheduler has; or PlugInError."""
     found = next((name for name in names if hasattr(scheduler, name)), None)
     if found is None:
         raise PlugInError(_cannot_work([f"Scheduler.{' or '.join(names)}"]))
@@ -320,11 +287,7 @@ def first_name(scheduler: Any, names: Iterable[str]) -> str:
 
 
 def check_names(scheduler: Any, paths: Iterable[str], classes: Mapping[str, Iterable[str]]) -> None:
-    """Check that vLLM has these attributes and class fields.
-
-    Raises:
-        PlugInError: as for ``check``.
-    """
+    """PlugInError unless vLLM has these attributes and class fields."""
     if missing := _missing(scheduler, paths, classes):
         raise PlugInError(_cannot_work(missing))
 
@@ -363,15 +326,14 @@ def missing_fields(path: str, names: Iterable[str]) -> Iterator[str]:
     if class_ is None:
         yield path
         return
+    assigned = getattr(class_.__init__, "__code__", None)
     declared = {
         *getattr(class_, "__dataclass_fields__", ()),
         *getattr(class_, "__struct_fields__", ()),
+        *(assigned.co_names if assigned else ()),
     }
-    assigned = getattr(class_.__init__, "__code__", None)
     for field in names:
-        if not (
-            hasattr(class_, field) or field in declared or (assigned and field in assigned.co_names)
-        ):
+        if not hasattr(class_, field) and field not in declared:
             yield f"{name}.{field}"
 
 

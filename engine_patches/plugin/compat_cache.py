@@ -50,11 +50,7 @@ _NOTHING: Mapping[int, bytes] = {}
 
 
 class BlockCache:
-    """The prefix cache of one KV group.
-
-    Attributes:
-        block_tokens: tokens of a block.
-    """
+    """The prefix cache of one KV group."""
 
     def __init__(self, manager: Any, block_tokens: int) -> None:
         self.block_tokens = block_tokens
@@ -123,9 +119,7 @@ class BlockCache:
 def open_cache(scheduler: Any, groups: Sequence[KvGroup]) -> BlockCache | None:
     """The cache of the first KV group that keeps every token; None, with a line in the log: none.
 
-    Args:
-        scheduler: vLLM's.
-        groups: its KV groups, as ``KvMemory`` has them.
+    ``groups`` as ``KvMemory`` has them.
     """
     reason = _reason(scheduler, groups)
     if reason:

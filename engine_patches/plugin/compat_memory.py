@@ -48,8 +48,7 @@ class KvMemory:
     """The memory of a scheduler, after the scheduler's own constructor.
 
     Attributes:
-        groups: the model's KV groups, with nothing in use.
-        kv: their arithmetic.
+        groups: the model's KV groups, with nothing in use; ``kv``: their arithmetic.
         steps_ahead: steps scheduled before the results of one are known.
         in_flight: most tokens of a decoding request whose steps have not ended.
         caches_states: whether Mamba's states are cached.

@@ -69,13 +69,9 @@ class EndWriter:
         self._free.append(row)
 
     def take(self, rows: Ints, numbers: Ints, now: Floats, first: Flags) -> None:
-        """Add a step's probabilities.
+        """Add the probabilities that the tokens sampled in a step end their requests.
 
-        Args:
-            rows: rows of some requests; those now held by other requests are skipped.
-            numbers: numbers of these requests.
-            now: probabilities that the token sampled in this step ends them.
-            first: whether it is their first output token.
+        Rows that other requests hold by now are skipped; ``first``: it is the first output token.
         """
         valid = self.numbers[rows] == numbers
         rows, now, first = rows[valid], now[valid], first[valid]
@@ -86,11 +82,7 @@ class EndWriter:
 
 
 class EndReader:
-    """The scheduler's end; it unlinks the table once it is open.
-
-    Raises:
-        OSError: there is none.
-    """
+    """The scheduler's end; it unlinks the table once it is open, or raises OSError."""
 
     def __init__(self, path: Path) -> None:
         file = os.open(path, os.O_RDWR | os.O_NOFOLLOW)

@@ -11,10 +11,9 @@ _FCFS = "fcfs"
 
 
 class Entrance:
-    """Admits only chosen requests; vLLM does the rest of scheduling.
+    """Admits only chosen requests; vLLM does the rest of scheduling. PlugInError: incompatible.
 
-    Args:
-        scheduler: after its own constructor.
+    The scheduler's own constructor has run.
 
     Attributes:
         step_tokens: maximum of tokens that a step computes.
@@ -23,9 +22,6 @@ class Entrance:
         remote: KV may come from elsewhere.
         uneven: running requests may grow by other than one token a step: by speculative tokens, or
             not at all if KV from elsewhere fails to arrive.
-
-    Raises:
-        PlugInError: this version of vLLM is incompatible.
     """
 
     def __init__(self, scheduler: Any) -> None:

@@ -38,15 +38,10 @@ _ends_admission = harmless("admission ends here; from now on vLLM decides alone"
 
 
 class AdmissionGate:
-    """Admission of one engine.
+    """Admission of one engine; PlugInError: both the policy and vLLM order the queue.
 
-    Args:
-        ahead: number of steps scheduled before the results of one are known; an ended request keeps
-            its memory for as long.
-        clock: of the requests' arrival times, seconds.
-
-    Raises:
-        PlugInError: both the policy and vLLM order the queue.
+    ``ahead`` steps are scheduled before the results of one are known; an ended request keeps its
+    memory for as long.
     """
 
     def __init__(

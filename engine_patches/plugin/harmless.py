@@ -19,11 +19,7 @@ class Faulty(Protocol):
 
 
 def harmless(consequence: str) -> Callable[[_Method], _Method]:
-    """Decorate a method to log its exception; afterwards the object's methods do nothing.
-
-    Args:
-        consequence: what stops working, for the log.
-    """
+    """Log a method's exception and its consequence; afterwards the object's methods do nothing."""
 
     def guard(method: _Method) -> _Method:
         @functools.wraps(method)

@@ -18,10 +18,7 @@ def cross_check(nvml: Any, handles: Iterable[Any], kv_bytes: int, blocks: int) -
     """Compare each GPU's part of the KV cache (``kv_bytes``) with the memory used there.
 
     ``blocks`` includes the placeholder. Returns whether all have enough in use, and a line for the
-    log.
-
-    Raises:
-        Exception: NVML's own, if it has no data.
+    log; without data, NVML's own exceptions.
     """
     found = [_taken(nvml, handle) for handle in handles]
     enough = all(taken >= kv_bytes for taken, _ in found)

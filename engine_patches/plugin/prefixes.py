@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from engine_patches.plugin.compat_cache import (
-    BlockCache,
-    beside,
-    has_ids,
-    seed_of,
-    tokens,
-)
+from engine_patches.plugin.compat_cache import BlockCache, beside, has_ids, seed_of, tokens
 from engine_patches.plugin.harmless import harmless
 from engine_patches.stream.cached_blocks import CachedBlocks
 from router.core.prefix.ids import block_ids, chain
@@ -25,24 +20,18 @@ from router.core.wire import request_token
 _ends_prefixes = harmless("routers are not told any more what the prefix cache holds")
 
 
+@dataclass(slots=True, eq=False)
 class _Chain:
     """Ids of a request's blocks so far, and whether those of its prompt were told."""
 
-    __slots__ = ("ids", "prompt_blocks", "request", "told")
-
-    def __init__(self, request: Any, prompt_blocks: int) -> None:
-        self.request = request
-        self.prompt_blocks = prompt_blocks
-        self.ids = array("Q")
-        self.told = False
+    request: Any
+    prompt_blocks: int
+    ids: array[int] = field(default_factory=lambda: array("Q"))
+    told: bool = False
 
 
 class CachedPrefixes:
-    """The blocks of one engine's prefix cache, and of its requests; a fault ends it alone.
-
-    Attributes:
-        cached: what the stream tells.
-    """
+    """The blocks of one engine's prefix cache, and of its requests; a fault ends it alone."""
 
     def __init__(self, cache: BlockCache) -> None:
         self.cached = CachedBlocks(cache.block_tokens)

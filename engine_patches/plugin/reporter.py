@@ -60,16 +60,13 @@ class Admissible(Protocol):
 
 
 class Reporter:
-    """One engine's state stream.
+    """One engine's state stream; PlugInError: it cannot be bound, or the keys are unusable.
 
     Args:
         admissible: None: vLLM's free memory.
         prefixes: what the prefix cache holds; None: it is not told.
         prompts: keeps budgets that routers send; None: none is taken.
         clock: for step durations, seconds.
-
-    Raises:
-        PlugInError: the endpoint cannot be bound, or the keys are unusable.
     """
 
     def __init__(

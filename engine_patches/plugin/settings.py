@@ -53,11 +53,7 @@ class Settings:
         return self.secret_key_file is not None
 
     def endpoint(self, rank: int) -> str:
-        """Return the endpoint of a rank's stream; each rank takes the next two ports.
-
-        Raises:
-            PlugInError: there is no such port.
-        """
+        """Of a rank's stream; each rank takes the next two ports. PlugInError: there are none."""
         if not self.snapshots.startswith("tcp://"):
             return f"{self.snapshots}.{rank}" if rank else self.snapshots
         host, _, port = self.snapshots.rpartition(":")
@@ -73,8 +69,7 @@ class Settings:
 def read_settings(additional_config: object) -> Settings:
     """Read the plug-in's part of vLLM's ``additional_config``.
 
-    Raises:
-        PlugInError: it is missing, or has unknown keys or invalid values.
+    PlugInError: it is missing, or has unknown keys or invalid values.
     """
     part = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
     if not isinstance(part, Mapping):
@@ -111,10 +106,8 @@ def _admission(part: Mapping[str, object]) -> AdmissionSettings:
     return settings
 
 
-def _are_curve_keys(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(
-        isinstance(key, str) and is_curve_key(key) for key in value
-    )
+def _is_curve_key(value: object) -> bool:
+    return isinstance(value, str) and is_curve_key(value)
 
 
 _TEXT = (lambda value: isinstance(value, str) and bool(value), "a text")
@@ -122,7 +115,7 @@ _SWITCH = (lambda value: isinstance(value, bool), "true or false")
 _TYPES: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "admission": (lambda value: isinstance(value, Mapping), 'like {"policy": "headroom"}'),
     "allowed_keys": (
-        _are_curve_keys,
+        lambda value: isinstance(value, list | tuple) and all(map(_is_curve_key, value)),
         "a list of public CURVE keys of 40 characters of ZMQ's alphabet (Z85)",
     ),
     "end_signal": _SWITCH,

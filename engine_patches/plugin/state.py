@@ -247,8 +247,7 @@ class EngineState:
     ) -> tuple[list[str], list[str]]:
         """Remove requests that stopped running without finishing.
 
-        Returns:
-            Ids that ended though the engine did not report it, and ids that wait again.
+        Returns ids that ended though the engine did not report it, and ids that wait again.
         """
         lost, preempted = [], []
         for id_ in self._told.keys() - running:
