@@ -4,6 +4,7 @@ Simulator, emulator and vLLM run the same policies. A new one is a class that im
 ``Admission``, a row here, and a test.
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,7 +14,7 @@ from engine_patches.admission.policies.headroom import Headroom, Reserve
 from engine_patches.admission.policies.memory_checked import MemoryChecked
 from engine_patches.admission.policies.nested_wait import NestedWait
 from engine_patches.admission.policies.off import Off
-from engine_patches.admission.policies.strict import StrictNestedWait, StrictWait
+from engine_patches.admission.policies.strict import WARNING, StrictNestedWait, StrictWait
 from engine_patches.admission.policies.wait import Wait
 from engine_patches.admission.protocol import Admission
 from engine_patches.admission.settings import (
@@ -119,7 +120,9 @@ def read_admission(mapping: Mapping[str, object]) -> AdmissionSettings:
 
 
 def make_admission(settings: AdmissionSettings) -> Admission:
-    """Build a policy for one engine."""
+    """Build a policy for one engine; ``strict`` warns."""
+    if settings.strict:
+        warnings.warn(WARNING, stacklevel=2)
     return ADMISSIONS[settings.policy].make(settings)
 
 

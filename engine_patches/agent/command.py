@@ -5,7 +5,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -80,20 +80,10 @@ def agent(
         return
     if json_file is not None:
         raise ConfigError("--json goes with --once")
-    if bind is None:
-        raise ConfigError("give --bind ENDPOINT, as in --bind tcp://127.0.0.1:5700, or --once")
-    if not _ENDPOINT.fullmatch(bind):
-        raise ConfigError(f"--bind {bind!r} should be tcp://HOST:PORT or ipc://PATH")
-    for key in allowed_key or ():
-        if not is_curve_key(key):
-            raise ConfigError(
-                f"--allowed-key {key!r} should be a public CURVE key of 40 characters, as "
-                "evenstep keygen prints it"
-            )
-    key_file = None if secret_key_file is None else str(secret_key_file)
+    door = _door(bind, secret_key_file, allowed_key or ())
     if not _LEAST_S <= interval <= _MOST_S:
         raise ConfigError(f"--interval {interval:g} must be {_LEAST_S:g} to {_MOST_S:g} seconds")
-    _run(sources, Door(bind, key_file, tuple(allowed_key or ())), interval)
+    _run(sources, door, interval)
 
 
 def _sources(ranks: tuple[Rank, ...], replay: Path | None) -> dict[Rank, PowerSource]:
@@ -119,6 +109,20 @@ def _print_once(sources: Mapping[Rank, PowerSource], json_file: str | None) -> N
             told = "unknown" if row["power_w"] is None else f"{row['power_w']:.1f} W"
             typer.echo(f"{row['worker'] or row['rank']} (GPU {'+'.join(row['gpus'])}): {told}")
     write_json({"time_s": time.time(), "ranks": rows}, json_file)
+
+
+def _door(bind: str | None, secret_key_file: Path | None, allowed: Sequence[str]) -> Door:
+    if bind is None:
+        raise ConfigError("give --bind ENDPOINT, as in --bind tcp://127.0.0.1:5700, or --once")
+    if not _ENDPOINT.fullmatch(bind):
+        raise ConfigError(f"--bind {bind!r} should be tcp://HOST:PORT or ipc://PATH")
+    for key in allowed:
+        if not is_curve_key(key):
+            raise ConfigError(
+                f"--allowed-key {key!r} should be a public CURVE key of 40 characters, as "
+                "evenstep keygen prints it"
+            )
+    return Door(bind, None if secret_key_file is None else str(secret_key_file), tuple(allowed))
 
 
 def _run(sources: Mapping[Rank, PowerSource], door: Door, interval_s: float) -> None:

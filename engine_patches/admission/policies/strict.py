@@ -7,7 +7,6 @@ only those of the last. A type or segment that has not moved for half a minute g
 next arrival: as printed, the last requests of a day would never end.
 """
 
-import warnings
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,8 +55,6 @@ class Pauses:
 class StrictWait:
     """Algorithm 1: requests of a type go on and enter, n_j of each stage, once n_j of it wait.
 
-    It warns, as the next one.
-
     Args:
         thresholds: n_j by type; the last also holds for all further types.
         lengths: determines the types; None: tickets carry their types.
@@ -68,7 +65,6 @@ class StrictWait:
     key = staticmethod(engine_order)
 
     def __init__(self, thresholds: Sequence[int], lengths: Lengths | None = None) -> None:
-        warnings.warn(WARNING, stacklevel=2)
         self.lengths = lengths
         self._thresholds = tuple(thresholds)
         self._pauses = Pauses()
@@ -114,7 +110,6 @@ class StrictNestedWait:
 
     def __init__(self, thresholds: Sequence[int], segments: Sequence[int]) -> None:
         assert len(thresholds) == len(segments) + 1, "one threshold for each segment"
-        warnings.warn(WARNING, stacklevel=2)
         self._thresholds = tuple(thresholds)
         self._segments = tuple(segments)
         self._pauses = Pauses()
