@@ -44,13 +44,7 @@ class BuildError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Paths of the engine.
-
-    Attributes:
-        venv: its virtual environment.
-        model: the tiny checkpoint, of random weights.
-        trained: the checkpoint of a trained model.
-    """
+    """Virtual environment of the engine, a tiny checkpoint of random weights and a trained one."""
 
     venv: Path
     model: Path
@@ -157,11 +151,7 @@ def split_pins(text: str) -> tuple[str, list[str]]:
 
 
 def install_torch(python: str, pin: str) -> None:
-    """Install the CPU build of torch, or the plain one with its dependencies.
-
-    Raises:
-        BuildError: pip finds neither.
-    """
+    """Install the CPU build of torch, or the plain one with its dependencies; else BuildError."""
     if succeeds([python, *INSTALL, "--no-deps", pin]):
         return
     plain = pin.partition("+")[0]
@@ -191,11 +181,7 @@ def make_trained(python: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def downloaded(python: Path, requirement: str) -> Iterator[zipfile.ZipFile]:
-    """A requirement's wheel, which is not kept.
-
-    Raises:
-        BuildError: pip finds none.
-    """
+    """A requirement's wheel, which is not kept; BuildError if pip finds none."""
     with tempfile.TemporaryDirectory() as scratch:
         pip = [str(python), "-m", "pip", "download", "-qq", "--no-input", "--no-deps"]
         run(
@@ -208,16 +194,13 @@ def downloaded(python: Path, requirement: str) -> Iterator[zipfile.ZipFile]:
 
 
 def find_python() -> str:
-    """An interpreter of the version that the pins require.
-
-    Raises:
-        BuildError: there is none.
-    """
+    """An interpreter of the version that the pins require, or BuildError."""
     for candidate in (sys.executable, shutil.which("python3.11"), "/usr/bin/python3.11"):
         if candidate and python_version(candidate) == PYTHON:
             return candidate
-    msg = "no python3.11 found: the engine's wheels need it. Install it, or put it on PATH."
-    raise BuildError(msg)
+    raise BuildError(
+        "no python3.11 found: the engine's wheels need it. Install it, or put it on PATH."
+    )
 
 
 def python_version(python: str) -> tuple[int, ...] | None:
@@ -233,11 +216,7 @@ def python_version(python: str) -> tuple[int, ...] | None:
 
 
 def run(command: list[str], mend: str) -> None:
-    """Run a command with its output on stderr.
-
-    Raises:
-        BuildError: it failed; the message is ``mend``.
-    """
+    """Run a command with its output on stderr; if it fails, BuildError with ``mend``."""
     if not succeeds(command):
         raise BuildError(mend)
 

@@ -40,11 +40,7 @@ class Stack(contextlib.ExitStack):
     def start(
         self, name: str, arguments: Sequence[str], url: str, program: str | None = None
     ) -> None:
-        """Start a process and wait until its URL answers.
-
-        Raises:
-            EvenstepError: it ended, or did not answer in time.
-        """
+        """Start a process and wait until its URL answers; else EvenstepError."""
         child = self.enter_context(Child(arguments, self.folder / f"{name}.log", program))
         self.parts[name] = child
         child.until(lambda: _answers(url) or None, READY_S)
@@ -56,11 +52,7 @@ class Stack(contextlib.ExitStack):
 
 
 def up(options: argparse.Namespace, stack: Stack) -> None:
-    """Start everything and print the URLs.
-
-    Raises:
-        EvenstepError: a part does not run, or there are no free ports.
-    """
+    """Start everything and print the URLs; EvenstepError if a part does not run."""
     fleet = _start_fleet(options, stack)
     port = options.port or free_ports(1)
     workers = [part for worker in fleet["workers"] for part in ("--worker", worker["spec"])]

@@ -31,11 +31,7 @@ def find(program: str) -> str | None:
 
 
 def unpack(into: Path) -> None:
-    """Download Debian's package and unpack it.
-
-    Raises:
-        BuildError: there is no apt here, or it does not know the package.
-    """
+    """Download Debian's package and unpack it; BuildError without apt, or without the package."""
     into.mkdir(parents=True, exist_ok=True)
     download = ("apt-get", "-qq", "download", "prometheus")
     if not _succeeds(into, *download) and not (

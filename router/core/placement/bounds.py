@@ -26,12 +26,9 @@ class ResponseBounds:
 def response_bounds(
     rates: Sequence[float] | Floats, slots: Sequence[int] | Ints, arrival_rate: float
 ) -> ResponseBounds:
-    """Bounds on the mean response time of JFFC.
+    """Bounds by mu (a second and slot) and c of each chain, in any order, and lambda (a second).
 
-    Args:
-        rates: mu, requests per second of one slot of each chain, in any order.
-        slots: c of each chain.
-        arrival_rate: lambda, requests per second; 0: the limit towards it.
+    At lambda = 0, the limit towards it.
     """
     each = np.repeat(np.asarray(rates, dtype=float), np.asarray(slots, dtype=int))
     each.sort()
@@ -42,7 +39,7 @@ def response_bounds(
 
 
 def chain_bounds(chains: Sequence[Chain], arrival_rate: float) -> ResponseBounds:
-    """Bounds on the mean response time of chains."""
+    """As ``response_bounds``."""
     rates = [chain.service_rate for chain in chains]
     return response_bounds(rates, [chain.slots for chain in chains], arrival_rate)
 

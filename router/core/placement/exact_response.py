@@ -64,7 +64,10 @@ def _small(slots: Sequence[int]) -> bool:
 
 def _occupancy(chains: Sequence[tuple[float, int]], arrival_rate: float) -> float:
     """E[Z], mean requests in the system."""
-    levels = _levels([count for _, count in chains])
+    slots = [count for _, count in chains]
+    levels: list[list[State]] = [[] for _ in range(sum(slots) + 1)]
+    for state in itertools.product(*(range(count + 1) for count in slots)):
+        levels[sum(state)].append(state)
     full = len(levels) - 1
     total = sum(rate * count for rate, count in chains)
     load = arrival_rate / total
@@ -83,13 +86,6 @@ def _occupancy(chains: Sequence[tuple[float, int]], arrival_rate: float) -> floa
     return requests / (weight + queue)
 
 
-def _levels(slots: Sequence[int]) -> list[list[State]]:
-    levels: list[list[State]] = [[] for _ in range(sum(slots) + 1)]
-    for state in itertools.product(*(range(count + 1) for count in slots)):
-        levels[sum(state)].append(state)
-    return levels
-
-
 def _steps(
     chains: Sequence[tuple[float, int]], levels: list[list[State]], arrival_rate: float
 ) -> list[Floats]:
@@ -103,28 +99,19 @@ def _steps(
         # Total rate out of a state. At the full state arrivals join the queue, and return.
         out = np.array(levels[count]) @ rates + (arrival_rate if count < len(levels) - 1 else 0)
         kernel = np.diag(out) - back
-        up = _up(slots, levels[count - 1], index[count], arrival_rate)
+        fewer, more = index[count - 1], index[count]
+        up, down = np.zeros((len(fewer), len(more))), np.zeros((len(more), len(fewer)))
+        for state, at in fewer.items():
+            free = next(chain for chain, busy in enumerate(state) if busy < slots[chain])
+            up[at, more[_changed(state, free, 1)]] = arrival_rate
+        for state, at in more.items():
+            for chain, busy in enumerate(state):
+                if busy:
+                    down[at, fewer[_changed(state, chain, -1)]] = busy * rates[chain]
         step = np.linalg.solve(kernel.T, up.T).T.astype(np.float64)
         steps.append(step)
-        back = step @ _down(rates, levels[count], index[count - 1])
+        back = step @ down
     return steps[::-1]
-
-
-def _up(slots: Sequence[int], states: list[State], to: dict[State, int], rate: float) -> Floats:
-    moves = np.zeros((len(states), len(to)))
-    for at, state in enumerate(states):
-        free = next(chain for chain, busy in enumerate(state) if busy < slots[chain])
-        moves[at, to[_changed(state, free, 1)]] = rate
-    return moves
-
-
-def _down(rates: Floats, states: list[State], to: dict[State, int]) -> Floats:
-    moves = np.zeros((len(states), len(to)))
-    for at, state in enumerate(states):
-        for chain, busy in enumerate(state):
-            if busy:
-                moves[at, to[_changed(state, chain, -1)]] = busy * rates[chain]
-    return moves
 
 
 def _changed(state: State, chain: int, by: int) -> State:

@@ -82,9 +82,11 @@ def gbp_cr(
 ) -> Grouping:
     """Place blocks so that disjoint chains of servers hold them all.
 
+    A server without room for a block and its slots stays empty.
+
     Args:
-        model: model to place.
-        servers: one without room for a block and its slots stays empty.
+        model: with blocks of one size.
+        servers: in any order.
         reserved: c, slots kept free for each placed block; at least 1.
         rate: lambda, requests per second; math.inf: chain all servers; 0: one chain.
         load: rho, highest share of the chains' rate that arrivals may take.

@@ -37,9 +37,7 @@ class _Paths:
     path over blocks; an edge leads from a block to the one after the last that a server holds. As
     slots are taken edges vanish, and no path gets shorter. So a path without such an edge stays the
     shortest. Known times are lower bounds for the rest, which are updated only where needed.
-
-    Attributes:
-        free: slots left per server, each for one request in one block.
+    ``free``: slots left per server, each for one request in one block.
     """
 
     def __init__(self, placement: Placement) -> None:

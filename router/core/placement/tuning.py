@@ -66,17 +66,10 @@ def compose(
 ) -> Composition:
     """The best placement over all numbers of reserved slots, and its chains.
 
-    Args:
-        model: model to place.
-        servers: in any order.
-        rate: lambda, arriving requests per second; if no composition suffices, the fastest wins.
-        load: rho, highest share of the chains' rate that arrivals may take.
-        criterion: UPPER takes ten times as long or more on a large fleet, since the best case of a
-            placement says little about its worst.
-        overlapping: true for chains of GCA, false for those of GBP-CR alone.
-
-    Raises:
-        PlacementError: the servers cannot hold the model and one request.
+    ``overlapping`` chains are those of GCA, else of GBP-CR alone. If no composition suffices for
+    lambda, ``rate``, at rho, ``load``, the fastest wins. UPPER takes ten times as long or more on a
+    large fleet, since the best case of a placement says little about its worst. PlacementError: the
+    servers cannot hold the model and one request.
     """
     layouts = list(_layouts(model, Fleet.of(servers), rate, load))
     if not layouts:
@@ -140,13 +133,10 @@ class _Question:
         return Composition(reserved, placement, grouping.chains, tuple(found), bounds)
 
     def cost(self, layout: Layout, composition: Composition) -> Cost:
-        values = {
-            Criterion.LOWER: composition.bounds.lower_s,
-            Criterion.UPPER: composition.bounds.upper_s,
-            Criterion.SURROGATE: _surrogate(layout),
-        }
+        bounds = composition.bounds
+        values = {Criterion.LOWER: bounds.lower_s, Criterion.UPPER: bounds.upper_s}
         rate = total_rate(composition.overlapping or composition.disjoint)
-        return values[self.criterion], -rate
+        return values.get(self.criterion, _surrogate(layout)), -rate
 
     def least_cost(self, layout: Layout, rates: Floats) -> Cost:
         """Lower bound on the cost of chains whose slots are no faster than these."""
