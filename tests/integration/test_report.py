@@ -181,7 +181,7 @@ def test_nobody_listening_never_blocks(tmp_path: Path) -> None:
         f"ipc://{tmp_path}/n", group="g", worker="w", rank=0, initial=IDLE, context=context
     )
     for step in range(5000):
-        publisher.publish(StepReport(step, 100.0, 0.01, (row("a", step),)))
+        publisher.publish(StepReport(step, 100.0, 0.01, rows=(row("a", step),)))
     publisher.close()
     context.destroy(linger=0)
     assert publisher.sequence == 5000

@@ -41,7 +41,7 @@ class Router:
             self.messages,
             *(RunningRequest(*row) for row in rows),
             finished=ended,
-            preempted=report.preempted,
+            preempted=tuple(report.preempted),
         )
         if growths:
             message = msgspec.structs.replace(message, kind="growth", growths=growths)
