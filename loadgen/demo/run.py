@@ -188,13 +188,13 @@ def _json_file(path: Path) -> Any:
 
 
 def _all_up(url: str, workers: int) -> bool | None:
-    """True once every worker has reported its state to the router; None before."""
+    """True once every worker is up and has told its state, if it does; None before."""
     try:
         health = httpx.get(f"{url}/health", timeout=HTTP_TIMEOUT_S, trust_env=False).json()
     except httpx.TransportError:
         return None
     heard = [
-        worker["up"] and worker["snapshots"] == "fresh"
+        worker["up"] and worker["snapshots"] in ("fresh", "none")
         for group in health["groups"].values()
         for worker in group["workers"]
     ]

@@ -1,23 +1,28 @@
 """The live router on emulated workers that compute prompts against ``evenstep simulate serving``.
 
     python tests/bench/bench_serving_live.py [--prefixes] [--seeds 2] [--requests 800] [--rate 24]
-        [--time-scale 4] [--json FILE]
+        [--time-scale 4] [--without-plugin] [--only POLICY,…] [--json FILE]
 
 8 ranks behind one barrier, t_p = 5e-5 s, 512 tokens a step, Azure conversation lengths, which share
 no prefixes; real HTTP. Both get the same requests at the same times, and all of them count. The
 bound: means of TTFT and TPOT within 15 % for least_tokens, least_prefill (on arrival) and bfio
 (pool). With --prefixes engines cache the prefixes that the prompts of mooncake-synthetic share, at
 7/s and 2,048 tokens a step; the router knows of them by the engines' snapshots.
+
+With --without-plugin engines tell nothing of themselves: conversations of the demo's second world,
+by policy, in alternating runs, and what engines found in their caches. Nothing is simulated.
 """
 
 import argparse
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from loadgen.demo.run import Fleet, RunPlan, serving
+from loadgen.demo.conversations import write_conversations
+from loadgen.demo.demo_report import PROMPTS
+from loadgen.demo.run import Fleet, RunPlan, execute, serving
 from loadgen.replay.workload import Arrivals, plan
 from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
 from loadgen.run.child_processes import Child
@@ -170,6 +175,32 @@ def rows_of(given: argparse.Namespace, folder: Path) -> Iterator[tuple[Mapping[s
             )
 
 
+def without_plugin(given: argparse.Namespace, folder: Path) -> Mapping[str, object]:
+    """Figures of conversations before engines that tell nothing."""
+    fleet = replace(PROMPTS.fleet, more=(*PROMPTS.fleet.more, "--no-snapshots"))
+    trace = folder / "conversations.jsonl"
+    order = [one for one in WITH_PREFIXES if one[0] in given.only.split(",")]
+    rows, engines = list[dict[str, object]](), dict[str, object]()
+    for seed in range(given.seeds):
+        write_conversations(trace, given.requests, seed)
+        for policy, dispatch in order:
+            run = RunPlan(policy, dispatch, given.requests, CAP_TOKENS, seed, given.time_scale, 0.0)
+            patience_s = SERVE["starvation_s"]
+            run = replace(run, starvation_s=patience_s, trace=str(trace), arrivals="trace")
+            outcome = execute(run, fleet, folder, TIMEOUT_S)
+            if not outcome.complete:
+                raise SystemExit(f"{run.name}: {outcome.report['completed']} completed")
+            engines = dict(outcome.engines)
+            names = "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "cached_prompt_share"
+            rows.append({"policy": policy, "seed": seed} | {n: outcome.report[n] for n in names})
+            print(json.dumps(rows[-1]), flush=True)
+        order.reverse()
+    figures = {"requests": given.requests, "time_scale": given.time_scale, "rows": rows}
+    if given.json:
+        write_figures(given.json, figures, origin(Engines.EMULATED, CODE, engines))
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--prefixes", action="store_true")
@@ -177,10 +208,15 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=800)
     parser.add_argument("--rate", type=float, default=24.0)
     parser.add_argument("--time-scale", type=float, default=4.0)
+    parser.add_argument("--without-plugin", action="store_true")
+    parser.add_argument("--only", default=",".join(policy for policy, _ in WITH_PREFIXES))
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     rows, physics = list[Row](), dict[str, object]()
     with tempfile.TemporaryDirectory() as scratch:
+        if given.without_plugin:
+            without_plugin(given, Path(scratch))
+            return
         for engines, row in rows_of(given, Path(scratch)):
             rows.append(row)
             physics = dict(engines)

@@ -2,6 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from router.core.prefix.ids import chain, seed
 from router.core.prefix.prefixes import Prefixes
@@ -9,7 +10,7 @@ from router.core.prefix.sessions import session_content
 from router.core.prefix.text_chunks import seed as text_seed
 from router.core.prefix.text_chunks import text_content
 from router.core.types import Content, Request
-from tests.support.core import token
+from tests.support.core import snapshot, token
 
 WORKERS = ("a", "b", "c")
 SALTS = ("", "other")
@@ -36,15 +37,21 @@ def contents(draw: st.DrawFn) -> tuple[str, Content | None, int]:
     st.lists(st.tuples(st.sampled_from(WORKERS), contents()), max_size=30),
     st.lists(contents(), min_size=1, max_size=5),
     st.integers(0, 2000),
+    st.integers(0, 30),
 )
 def test_kept_guesses_are_fresh_ones(
     sent: list[tuple[str, tuple[str, Content | None, int]]],
     waiting: list[tuple[str, Content | None, int]],
     most_tokens: int,
+    begins: int,
 ) -> None:
+    """The last worker begins to publish KV events at some time, which tell nothing of texts."""
     prefixes, seen = Prefixes(10_000), set()
     for now_s, (worker, (salt, content, tokens)) in enumerate(sent):
         assert content is not None
+        if now_s == begins:
+            first = structs.replace(snapshot("full", 1), cache_block=16)
+            prefixes.heard(WORKERS[-1], first, float(now_s), texts=False)
         prefixes.guess(worker, content, tokens, float(now_s), most_tokens)
         seen.add((worker, salt))
         for number, (its, asked, size) in enumerate(waiting):

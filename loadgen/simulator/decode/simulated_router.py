@@ -87,6 +87,10 @@ class SimulatedWorkers:
     def stepping(self) -> bool:
         return not self._engines.empty
 
+    @property
+    def steps_told(self) -> bool:
+        return True
+
     def profile(self, before: WorkProfile) -> WorkProfile:
         """Learned, unless it is configured; what engines report of the model is true at once."""
         if self._config.known_profile is not None:

@@ -27,15 +27,15 @@ class Shown:
         chunk: prompt tokens that a step computes where more are left.
         window: tokens of the sliding window; None: full attention.
         window_share: fraction of the layers with the window.
-        caches: whether they tell what prompts they have cached, and may compute prompts: no request
-            has begun without.
+        prompts: whether a guess of what prompts cost is better than none: they may compute prompts,
+            since no request has begun without, and have caches or tell of no steps.
     """
 
     growth: float = 1.0
     chunk: int = DEFAULT_CHUNK
     window: int | None = None
     window_share: float = 1.0
-    caches: bool = False
+    prompts: bool = False
 
 
 def learned(before: WorkProfile, cost: StepTime | None, shown: Shown) -> WorkProfile:
@@ -44,7 +44,8 @@ def learned(before: WorkProfile, cost: StepTime | None, shown: Shown) -> WorkPro
     Where KV tokens cost too little to be seen, as with MLA, they count as the most that they may
     cost: prompts then decide, and KV tokens decide among equals. So one unit serves both, and the
     profile is continuous as evidence comes in. A prompt token of which nothing is known costs
-    ``PROMPT_RATIO`` where prompts are cached: else the router would pass over caches at first.
+    ``PROMPT_RATIO`` where engines compute prompts and have caches, which the router would pass over
+    at first, or tell of no steps, so that it would never learn.
     """
     request, prompt = before.request_tokens, before.prefill_beta
     if prompt == PROMPT_RATIO:  # a guess is no evidence
@@ -55,7 +56,7 @@ def learned(before: WorkProfile, cost: StepTime | None, shown: Shown) -> WorkPro
         unit = max(unit, cost.per_request_s / _MOST, cost.per_prompt_token_s / _MOST)
         request = _ratio(request, cost.per_request_s, by_request, unit, token, _LEAST_REQUEST)
         prompt = _ratio(prompt, cost.per_prompt_token_s, by_prompt, unit, token, _LEAST_PROMPT)
-    if shown.caches and not _tells_of_prompts(cost):
+    if shown.prompts and not _tells_of_prompts(cost):
         prompt = prompt or PROMPT_RATIO
     return replace(
         before,

@@ -5,7 +5,8 @@ an answer is kept until it can change: until a worker stores the next block afte
 the last block of one. Engines evict a prompt's last block first. A hole that one makes elsewhere is
 seen after ``LOOK_AGAIN_S`` at the latest.
 
-Of workers without snapshots it is guessed (``sent_prompts``), in parts of prompts for blocks.
+Of workers without snapshots it is guessed (``sent_prompts``), in parts of prompts for blocks; of
+those with KV events, which tell nothing of texts, that of texts.
 """
 
 from __future__ import annotations
@@ -37,15 +38,16 @@ Tokens = NDArray[np.int64]
 
 
 class _Teller(NamedTuple):
-    """A worker that tells its blocks."""
+    """A worker that tells its blocks; ``texts``: and of which prompts they are."""
 
     number: int
     block_tokens: int
     epoch: str
+    texts: bool
 
 
 class _Guess(NamedTuple):
-    """A worker that tells nothing, and what it was sent."""
+    """What a worker was sent of which it tells nothing."""
 
     number: int
     sent: SentPrompts
@@ -97,7 +99,7 @@ class Prefixes:
     until a full snapshot replaces them: most of them are still there, and the engine decides in
     the end. In silence too: a step with many prompts may take an engine longer than its loads hold.
 
-    Of a worker that has sent no snapshot it is guessed. One that sends some and tells no blocks
+    Of a worker that has told nothing it is guessed. One that sends some and tells no blocks
     counts as without a cache.
 
     Args:
@@ -118,6 +120,7 @@ class Prefixes:
         self.guessed_tokens = 0
         self._mute: set[str] = set()  # their snapshots tell no blocks
         self._numbers: dict[int, Rows] = {}  # of workers, by size of block
+        self._both: Rows = np.zeros((2, 0), np.int64)  # of those told, and guessed of texts
         self._answers: dict[str, _Answer] = {}
         self._alike: dict[tuple[_Bound, ...], _Answer] = {}
         self._watched: dict[int, set[_Answer]] = {}
@@ -164,9 +167,11 @@ class Prefixes:
     def tells(self, worker_id: str) -> bool:
         return worker_id in self._tellers
 
-    def guesses(self, worker_id: str) -> bool:
-        """Whether prompts sent there would count as cached there."""
-        return worker_id not in self._tellers and worker_id not in self._mute
+    def guesses(self, worker_id: str, content: Content | None = None) -> bool:
+        """Whether a prompt sent there would count as cached there, though untold."""
+        if (teller := self._tellers.get(worker_id)) is not None:
+            return not teller.texts and content is not None and not content.pieces
+        return worker_id not in self._mute
 
     def block_tokens(self, worker_id: str) -> int | None:
         """Size of the blocks that a worker tells; None: it tells none."""
@@ -179,14 +184,19 @@ class Prefixes:
             return b""
         return self._texts[self._tellers[worker_id].block_tokens].predict(request.content)
 
-    def heard(self, worker_id: str, snapshot: Snapshot, received_s: float) -> None:
-        """Apply a snapshot that is neither late nor a repetition."""
+    def heard(
+        self, worker_id: str, snapshot: Snapshot, received_s: float, *, texts: bool = True
+    ) -> None:
+        """Apply a snapshot that is neither late nor a repetition.
+
+        Without ``texts`` it tells not of which prompts its blocks are.
+        """
         self._now_s = max(self._now_s, received_s)
         teller = self._tellers.get(worker_id)
         if teller is not None and teller.epoch != snapshot.epoch:
             self.lost(worker_id)
         if snapshot.kind == "full":
-            self._begin(worker_id, snapshot)
+            self._begin(worker_id, snapshot, texts=texts)
         teller = self._tellers.get(worker_id)
         if teller is not None and not snapshot.cache_block:  # it can tell no more
             self.lost(worker_id)
@@ -202,6 +212,8 @@ class Prefixes:
         if snapshot.blocks_cleared or snapshot.kind == "full":
             self._index.clear(teller.number)
             self._all_stale()
+        if snapshot.blocks_cleared:
+            self._leave_index(self._guesses.pop(worker_id, None))
         self._index.remove(teller.number, snapshot.blocks_removed)
         self._index.store(teller.number, snapshot.blocks_stored)
         if self._watched:
@@ -245,11 +257,8 @@ class Prefixes:
     def lost(self, worker_id: str) -> None:
         """Nothing is known of its cache any more."""
         self._mute.discard(worker_id)
-        one = self._tellers.pop(worker_id, None) or self._guesses.pop(worker_id, None)
-        if one is not None:
-            assert self._index is not None
-            self._index.leave(one.number)
-            self._recount()
+        for one in self._tellers.pop(worker_id, None), self._guesses.pop(worker_id, None):
+            self._leave_index(one)
 
     def hits(self, request: Request, worker_ids: Sequence[str]) -> array[int]:
         """Prompt tokens that these workers have cached: whole blocks, and never the last token.
@@ -269,7 +278,13 @@ class Prefixes:
         if answer is not None:
             self._leave(answer)
 
-    def _begin(self, worker_id: str, snapshot: Snapshot) -> None:
+    def _leave_index(self, one: _Teller | _Guess | None) -> None:
+        if one is not None:
+            assert self._index is not None
+            self._index.leave(one.number)
+            self._recount()
+
+    def _begin(self, worker_id: str, snapshot: Snapshot, *, texts: bool) -> None:
         """Take a worker's word for its blocks, or note that it tells nothing."""
         block_tokens = snapshot.cache_block
         if block_tokens % PIECE_TOKENS:
@@ -277,13 +292,14 @@ class Prefixes:
         before = self._tellers.get(worker_id)
         if before is not None and before.block_tokens != block_tokens:
             self.lost(worker_id)
-        if worker_id in self._guesses:
+        if texts and worker_id in self._guesses:
             self.lost(worker_id)
         if not block_tokens:
             self._mute.add(worker_id)
         elif worker_id not in self._tellers:
             self._mute.discard(worker_id)
-            self._tellers[worker_id] = _Teller(self._joined(), block_tokens, snapshot.epoch)
+            teller = _Teller(self._joined(), block_tokens, snapshot.epoch, texts)
+            self._tellers[worker_id] = teller
             self._texts.setdefault(block_tokens, Correspondence(block_tokens))
             self._recount()
 
@@ -299,6 +315,9 @@ class Prefixes:
         if self._guesses:
             numbers[_GUESSED] = [guess.number for guess in self._guesses.values()]
         self._numbers = {size: np.array(each) for size, each in numbers.items()}
+        both = self._tellers.keys() & self._guesses.keys()
+        sides = (self._tellers, self._guesses)
+        self._both = np.array([[side[one].number for one in both] for side in sides], np.int64)
         self._all_stale()
 
     def _columns(self, worker_ids: Iterable[str]) -> list[int]:
@@ -371,6 +390,9 @@ class Prefixes:
             most = int(blocks.max())
             following = chain[ID_BYTES * most :][:ID_BYTES]
             bounds.append(_Bound(block_tokens, most, following))
+        if request.content is not None and not request.content.pieces:
+            told, guessed = self._both
+            tokens[told] = np.maximum(tokens[told], tokens[guessed])
         answer = _Answer(tokens, tuple(bounds), watched, self._now_s)
         if bounds and all(bound.following for bound in bounds):
             alike = self._alike.setdefault(answer.bounds, answer)

@@ -70,6 +70,11 @@ class Workers(Protocol):
         """True if a worker has work, and its steps count in ``totals``."""
         ...
 
+    @property
+    def steps_told(self) -> bool:
+        """True if all live workers tell of their steps, so that it is known which are busy."""
+        ...
+
     def profile(self, before: WorkProfile) -> WorkProfile:
         """The work of requests, as the group's steps show it by now."""
         ...
@@ -236,7 +241,9 @@ class RoundDecider(Generic[W]):
                 self.group.step_time,
                 given.hits,
                 given.now,
-                may_wait=self.dispatch is Dispatch.POOL,
+                # Of an answer that does not stream no first token is seen: its prompt seems pending
+                # to its end.
+                may_wait=self.dispatch is Dispatch.POOL and self.group.steps_told,
                 steps_under_way=self.group.steps_under_way,
                 barrier=self.group.barrier is not False,
                 crowded=given.crowded,

@@ -202,7 +202,7 @@ class Cluster:
                 return self._group_of[event.worker_id].receive(event)
             case CacheTold():
                 told = event.worker_id, event.cache, event.received_s
-                self._group_of[event.worker_id].prefixes.heard(*told)
+                self._group_of[event.worker_id].prefixes.heard(*told, texts=False)
             case Arrived():
                 self._wait(event.request)
             case WorkerUp() | WorkerDown() | EngineFailed():
@@ -257,7 +257,7 @@ class Cluster:
             case Dispatched():
                 self._dispatch(group, tracked, event)
             case Began():
-                self._begin(tracked, event)
+                self._begin(group, tracked, event)
             case Progressed():
                 if tracked.worker is not None:
                     group.progress(tracked.worker, tracked.request, event.generated_tokens)
@@ -278,11 +278,12 @@ class Cluster:
         for watcher in self.watchers:
             watcher.dispatched(tracked.request)
 
-    def _begin(self, tracked: _Tracked, event: Began) -> None:
+    def _begin(self, group: Group, tracked: _Tracked, event: Began) -> None:
         for watcher in self.watchers:
             watcher.first_byte(tracked.request)
         if event.good and tracked.worker is not None:
             tracked.worker.breaker.succeeded(event.request_id, event.time_s)
+            group.progress(tracked.worker, tracked.request, 1)  # its prompt is computed
 
     def _end_stage(
         self, group: Group, tracked: _Tracked, event: Prefilled | Returned | Ended

@@ -140,6 +140,11 @@ class Group:
         """True if a worker has work, and tells of its steps."""
         return any(self.workers[each].requests for each in self._fed)
 
+    @property
+    def steps_told(self) -> bool:
+        """True if all live workers tell of their steps."""
+        return len(self._fed) == len(self._live)
+
     def fix_step_time(self, step_time: StepTime | None) -> None:
         """None: as learned."""
         self._ledger.fixed = step_time
@@ -152,8 +157,8 @@ class Group:
         attended = [feed.windows for feed in feeds if feed.windows]
         windows = [window for window in max(attended, default=()) if window]
         elsewhere = (steps := self.every_step).entered > 0 and not steps.prompt_tokens
-        told = self.prefix_hits is not None or self.prefixes.told  # guesses tell no cost
-        shown = Shown(self.growth, chunk, caches=told and not elsewhere)
+        prompts = (self._cached is not None or not self._fed) and not elsewhere
+        shown = Shown(self.growth, chunk, prompts=prompts)
         if not windows:
             return shown
         share = len(windows) / len(max(attended))
@@ -177,9 +182,8 @@ class Group:
     @property
     def asks_for_content(self) -> bool:
         """Whether it can use the ids of a request's content: caches are told or guessed."""
-        if self.prefixes.told or any(guesses.guessed(self.prefixes, one) for one in self._live):
-            return True
-        return self.prefills is not None and self.prefills.asks_for_content
+        here = self.prefixes.told or any(guesses.guessed(self.prefixes, one) for one in self._live)
+        return here or (self.prefills is not None and self.prefills.asks_for_content)
 
     @property
     def hit_totals(self) -> HitTotals:
@@ -199,12 +203,8 @@ class Group:
     @property
     def most_slots(self) -> int | None:
         """Slots of the largest engine; None unless all report theirs."""
-        most = 0
-        for worker in self.workers.values():
-            if worker.feed is None or not worker.feed.slots:
-                return None
-            most = max(most, worker.feed.slots)
-        return most or None
+        reported = [worker.feed.slots if worker.feed else 0 for worker in self.workers.values()]
+        return max(reported, default=None) if all(reported) else None
 
     @property
     def slots(self) -> int:

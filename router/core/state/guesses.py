@@ -5,13 +5,13 @@ from __future__ import annotations
 from router.core.prefix.prefixes import Prefixes
 from router.core.prefix.sent_prompts import MOST_TOKENS
 from router.core.state.worker import Worker
-from router.core.types import Request
+from router.core.types import Content, Request
 
 
-def guessed(prefixes: Prefixes, worker: Worker) -> bool:
-    """Whether it computes prompts, and may cache them without telling."""
+def guessed(prefixes: Prefixes, worker: Worker, content: Content | None = None) -> bool:
+    """Whether it computes prompts, and may cache this one without telling."""
     # First what is false of all workers with the plug-in: each request asks of all of them.
-    unheard = prefixes.guesses(worker.spec.id)
+    unheard = prefixes.guesses(worker.spec.id, content)
     return unheard and worker.live and worker.spec.role != "decode" and _caches(worker)
 
 
@@ -25,7 +25,7 @@ def sent(
 ) -> None:
     """A request leaves for a worker that has so much of its prompt cached, if known."""
     prefixes.sent(worker.spec.id, request)
-    if guessed(prefixes, worker):
+    if guessed(prefixes, worker, request.content):
         prefixes.guessed_tokens += cached or 0
         _leaves(prefixes, worker, request, request.prompt_tokens, now_s)
 
@@ -36,7 +36,7 @@ def ended(
     """A request ends, and the worker still counts it: a session goes on with the whole answer."""
     prefixes.ended(request.id)
     content = request.content
-    if complete and content is not None and content.session and guessed(prefixes, worker):
+    if complete and content is not None and content.session and guessed(prefixes, worker, content):
         prompt, outputs = worker.served(request.id, complete=True)
         _leaves(prefixes, worker, request, prompt + outputs // request.slots, now_s)
 

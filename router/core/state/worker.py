@@ -300,7 +300,7 @@ class Worker:
     def count(self, counted: PromptCounted) -> None:
         """A feed may have shown the prompt before."""
         flight = self._in_flight[counted.request_id]
-        flight.streamed_tokens = max(flight.streamed_tokens, counted.output_tokens)
+        self.progress(counted.request_id, max(flight.streamed_tokens, counted.output_tokens))
         self._learn(flight, counted.prompt_tokens)
 
     def served(self, request_id: str, *, complete: bool) -> tuple[int, int]:

@@ -14,6 +14,7 @@ wait for long ones and nobody waits for ever. The rule is our own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -25,13 +26,13 @@ from router.core.policies.policy_protocol import Known
 from router.core.policies.prompts import EXCESS_STEPS
 from router.core.policies.room import Room
 from router.core.queue.tier import Tier
-from router.core.types import Assignment, WorkerView
+from router.core.types import Assignment, Request, WorkerView
 
 # Seconds of a prompt token while no step has told of any; they only weigh the time waited. A dense
 # model of 8e9 parameters needs twice as many on an A100 at half of its peak.
 _PROMPT_TOKEN_S = 5e-5
 
-# Candidates of a round, the oldest: as many, or as many for each open worker.
+# Planned together, the oldest: as many, or as many for each open worker.
 _CANDIDATES, _CANDIDATES_EACH = 64, 2
 
 
@@ -41,7 +42,16 @@ def planned(
     """Requests that the plan sends now; where requests may not wait, all."""
     room = Room(workers, known)
     open_ = sum([worker.pending_prompt_tokens < known.busy_from for worker in workers])
-    left = list(islice(tier, max(_CANDIDATES, _CANDIDATES_EACH * open_)))
+    waiting = iter(tier)
+    while not room.full:
+        left = list(islice(waiting, max(_CANDIDATES, _CANDIDATES_EACH * open_)))
+        _send(left, room, profile)
+        if not left or known.busy_from < math.inf:
+            break
+    return room.assignments
+
+
+def _send(left: Sequence[Request], room: Room, profile: WorkProfile) -> None:
     while left:
         refused = False
         sent = set()
@@ -54,7 +64,6 @@ def planned(
                 refused = True
         # Whom a worker has no memory for, after all, may go to another.
         left = [request for row, request in enumerate(left) if row not in sent] if refused else []
-    return room.assignments
 
 
 def _plan(waiting: Tier, room: Room, profile: WorkProfile) -> PromptPlan:

@@ -32,7 +32,7 @@ def test_while_the_cost_is_unknown_the_profile_stays() -> None:
 
 def test_prompts_cost_something_where_they_are_cached() -> None:
     """Until a cost is fixed, or learned from steps with prompts."""
-    caches = Shown(caches=True)
+    caches = Shown(prompts=True)
     unsaid = fitted(1e-7, 4e-5, 0.0)
     assert learned(PLAIN, None, caches).prefill_beta == PROMPT_RATIO
     assert learned(PLAIN, unsaid, caches).prefill_beta == PROMPT_RATIO

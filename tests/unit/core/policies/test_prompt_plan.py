@@ -79,6 +79,12 @@ def test_where_requests_may_not_wait_they_queue_there() -> None:
     assert sent(requests([5000]), workers(3000, 0), found, may_wait=False) == {0: "a"}
 
 
+def test_where_requests_may_not_wait_all_are_sent_for_whom_there_is_a_slot() -> None:
+    several = requests([500] * 200)
+    assert len(sent(several, workers(0, 0, capacity=90), may_wait=False)) == 180
+    assert len(sent(several, workers(0, 0, capacity=101), may_wait=False)) == 200
+
+
 def test_a_worker_gets_what_its_next_step_computes() -> None:
     assert sent(requests([600, 600, 600]), workers(0, 5000)) == {0: "a", 1: "a"}
 

@@ -1,5 +1,6 @@
 """What decides for a group: what its look-ahead learns, and what is said of a decision."""
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from router.core.errors import PolicyError
 from router.core.events import (
     Arrived,
+    Began,
     Dispatched,
     Ended,
     GaugesReceived,
@@ -17,15 +19,18 @@ from router.core.events import (
 )
 from router.core.forecast.end_signals import CapSignal, SurvivalSignal
 from router.core.forecast.forecast import WorkProfile
+from router.core.forecast.learned_profile import PROMPT_RATIO
 from router.core.forecast.look_ahead import LookAhead
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.policies.bfio.policy import BfIo
+from router.core.policies.prompts import barrier_time
+from router.core.prefix.ids import chain, seed
 from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.state.cluster import Cluster
 from router.core.state.foreign_load import Gauges
 from router.core.step_time import StepTime
-from router.core.types import Assignment, Dispatch, Outcome, Request, WorkerSpec
+from router.core.types import Assignment, Content, Dispatch, Outcome, Request, WorkerSpec
 from tests.support.core import running, snapshot, token
 
 SLOTS = 4
@@ -49,9 +54,16 @@ class Life:
         )
         self.serial = 0
 
-    def arrive(self) -> str:
+    def arrive(self, prompt_tokens: int = 100, content: Content | None = None) -> str:
         self.serial += 1
-        sent = Request(token(self.serial), "default", 100, max_tokens=4000, arrival_s=self.serial)
+        sent = Request(
+            token(self.serial),
+            "default",
+            prompt_tokens,
+            max_tokens=4000,
+            arrival_s=self.serial,
+            content=content,
+        )
         self.cluster.apply(Arrived(sent))
         self.decider.pool.add(sent)
         return sent.id
@@ -147,7 +159,7 @@ def test_it_forecasts_by_the_present_step_time_from_now_on() -> None:
     assert (ahead.profile.request_tokens, ahead.profile.prefill_beta) == pytest.approx((400, 100))
     life.cluster.fix_step_time(None)
     life.decider.follow()
-    assert ahead.profile == WorkProfile(), "nothing is learned yet"
+    assert ahead.profile == WorkProfile(prefill_beta=PROMPT_RATIO), "nothing is learned yet"
     life.cluster.groups["default"].prompt_budget = 300
     life.decider.refresh()
     assert ahead.profile.prefill_chunk == 300
@@ -223,6 +235,31 @@ def test_caches_count_before_any_step_has_taught_what_prompts_cost() -> None:
     life.arrive()
     ((_, worker_id),) = life.decide()
     assert worker_id == "b"
+
+
+def test_without_steps_bfio_is_barrier_time() -> None:
+    """It goes by guesses of caches and costs, and sends at once: who is busy is not known."""
+    rng = random.Random(0)
+    ours, theirs = Life(LookAhead(CapSignal())), Life()
+    theirs.decider.policy = PerRequest(barrier_time())
+    texts = [chain(range(100 * n, 100 * n + 6000), seed()) for n in range(6)]
+    went, under_way = dict[str, list[str]](), list[str]()
+    for _ in range(60):
+        content = Content(pieces=rng.choice(texts)[: 8 * rng.randrange(1, 375)])
+        if len(under_way) == 3 * SLOTS - 1:
+            gone = under_way.pop(rng.randrange(len(under_way)))
+            ours.end(gone)
+            theirs.end(gone)
+        elif under_way and rng.random() < 0.7:
+            for life in (ours, theirs):
+                life.cluster.apply(Began(under_way[-1], "", 0.0))
+        for life in (ours, theirs):
+            sent = life.arrive(2 * len(content.pieces), content)
+            ((_, worker_id),) = life.decide()
+            went.setdefault(sent, []).append(worker_id)
+        under_way.append(sent)
+    assert all(one == other for one, other in went.values())
+    assert ours.cluster.groups["default"].prefixes.guessed_tokens > 100_000
 
 
 def test_it_learns_whether_caches_differ() -> None:

@@ -8,12 +8,14 @@ from msgspec import structs
 
 from router.core.events import (
     Arrived,
+    Began,
     CacheTold,
     Dispatched,
     Ended,
     FeedStale,
     GaugesReceived,
     Progressed,
+    PromptCounted,
     SnapshotReceived,
     WorkerDown,
     WorkerUp,
@@ -21,6 +23,8 @@ from router.core.events import (
 from router.core.prefix.hit_totals import HitTotals
 from router.core.prefix.ids import chain, seed
 from router.core.prefix.sessions import session_content
+from router.core.prefix.text_chunks import seed as text_seed
+from router.core.prefix.text_chunks import text_content
 from router.core.state.cluster import Cluster
 from router.core.state.foreign_load import Gauges
 from router.core.types import (
@@ -221,7 +225,7 @@ def test_a_guess_counts_until_the_worker_tells() -> None:
     assert hits(cluster) is None
     send(cluster, asks(1), "a")
     assert hits(cluster) == [128, 0]
-    assert not group.shown.caches, "a guess tells nothing of costs"
+    assert group.shown.prompts
     send(cluster, asks(2), "a")
     assert group.prefixes.guessed_tokens == 128
     assert group.views(Dispatch.POOL)[0].pending_prompt_tokens == 160 + 32
@@ -329,7 +333,7 @@ def test_who_begins_a_request_without_a_prompt_token_computes_none(
     group = cluster.groups["default"]
     show(cluster, told(snapshot("full", 1), 4))
     show(cluster, snapshot("full", 1), worker_id="b")
-    assert group.shown.caches
+    assert group.shown.prompts
     begun = structs.replace(
         told(snapshot("full", 2, shown(1, 0)), 4), scheduled_prefill_tokens=computed
     )
@@ -337,7 +341,7 @@ def test_who_begins_a_request_without_a_prompt_token_computes_none(
         show(cluster, here)
         show(cluster, snapshot("full", step), worker_id="b")
     assert group.every_step.entered == 1
-    assert group.shown.caches == caches
+    assert group.shown.prompts == caches
 
 
 def test_kv_events_tell_the_cache_alone() -> None:
@@ -345,3 +349,42 @@ def test_kv_events_tell_the_cache_alone() -> None:
     cluster.apply(CacheTold("a", told(snapshot("full", 1), 4), 1.0))
     assert hits(cluster) == [64, 0]
     assert cluster.worker("a").feed is None
+
+
+def test_texts_are_guessed_of_engines_that_publish_kv_events() -> None:
+    """The events do not say of which text a block is."""
+    cluster = cluster_of()
+    group = cluster.groups["default"]
+    text = text_content(text_seed({}), [b"x" * 512, b"y" * 512])
+    texts = [Request(token(i), "default", 160, content=text) for i in range(1, 5)]
+    send(cluster, texts[0])
+    cluster.apply(CacheTold("a", told(snapshot("full", 1), 4), 1.0))
+    assert hits(cluster, texts[3]) == [159, 0], "its first blocks came of this very text"
+    assert hits(cluster) == [64, 0], "token ids are told"
+    send(cluster, asks(9))
+    assert group.prefixes.guessed_tokens == 0
+    send(cluster, texts[1])
+    assert group.prefixes.guessed_tokens == 159
+    show(cluster, told(snapshot("full", 1), 2), worker_id="b")
+    send(cluster, texts[2], "b")
+    assert hits(cluster, texts[3]) == [159, 0], "the plug-in tells of texts as well"
+    cleared = structs.replace(told(snapshot("delta", 2)), blocks_cleared=True)
+    cluster.apply(CacheTold("a", cleared, 2.0))
+    assert hits(cluster, texts[3]) == [0, 0]
+    send(cluster, Request(token(5), "default", 160, content=text))
+    assert hits(cluster, texts[3]) == [159, 0]
+    cluster.apply(CacheTold("a", told(snapshot("full", 1, epoch="events 2")), 3.0))
+    assert hits(cluster, texts[3]) == [0, 0], "its engine has started anew"
+
+
+def test_a_first_byte_is_that_of_a_computed_prompt() -> None:
+    cluster = cluster_of()
+    group = cluster.groups["default"]
+    send(cluster, asks(1))
+    assert group.views(Dispatch.POOL)[0].pending_prompt_tokens == 160
+    cluster.apply(Began(token(1), "a", 1.0, good=False))
+    assert group.views(Dispatch.POOL)[0].pending_prompt_tokens == 160
+    cluster.apply(Began(token(1), "a", 1.0))
+    assert group.views(Dispatch.POOL)[0].pending_prompt_tokens == 0
+    cluster.apply(PromptCounted(token(1), 160, 30))
+    assert cluster.worker("a").served(token(1), complete=True) == (160, 30)
