@@ -25,7 +25,7 @@ def test_prompts_come_to_the_engine_that_has_their_beginning(tmp_path: Path) -> 
     flags = ("--no-snapshots", "--kv-events-port", str(port), "--block-tokens", "16")
     with (
         running_fleet(tmp_path, "--workers", "2", "--slots", "4", "--model", "m", *flags) as fleet,
-        running_router(tmp_path, *worker_flags(fleet), "--policy", "barrier_time") as router,
+        running_router(tmp_path, *worker_flags(fleet), "--policy", "prefix_score") as router,
     ):
         urls = [spec.partition(",")[0] for spec in fleet.workers]
         # Subscribers hear nothing of what was published before they were there.
@@ -45,9 +45,12 @@ def test_prompts_come_to_the_engine_that_has_their_beginning(tmp_path: Path) -> 
         assert found == [320] * 12
         assert told(router, "kv_event_messages_received_total") > 6
         assert told(router, "kv_event_messages_broken_total") == 0
+        for number in range(6):
+            first, *later = [complete(router.url, f"{number}{'even' * 400}") for _ in range(3)]
+            assert (first, all(later)) == (0, True), "of texts it is guessed"
 
 
-def complete(url: str, prompt: list[int]) -> int:
+def complete(url: str, prompt: str | list[int]) -> int:
     """Tokens of a prompt that the engine found in its cache."""
     body = {"model": "m", "prompt": prompt, "max_tokens": 2}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=30.0)
