@@ -87,10 +87,12 @@ def test_what_is_sent_is_sent_once_to_a_worker_that_is_open_and_fits(plan: Promp
 @given(plan=plans())
 def test_who_waits_waits_for_a_worker_that_is_busy(plan: PromptPlan) -> None:
     rows = {row for row, _ in plan.sent()}
-    pending = plan.pending.copy()
+    pending, capacity = plan.pending.copy(), plan.capacity.copy()
     for row, worker in plan.sent():
         pending[worker] += plan.work[row, worker]
-    waits = [row for row in range(len(plan.sizes)) if row not in rows and plan.fits[row].any()]
+        capacity[worker] -= plan.slots[row]
+    fits = (plan.fits & (capacity > 0)).any(axis=1)
+    waits = [row for row in range(len(plan.sizes)) if row not in rows and fits[row]]
     # Planned ones before it count as well, wherever they are.
     assert not waits or (pending.sum() + plan.work[waits].max(axis=1).sum() >= plan.open_below)
 
