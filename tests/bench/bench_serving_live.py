@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadgen.demo.conversations import write_conversations
-from loadgen.demo.demo_report import PROMPTS
 from loadgen.demo.run import Fleet, RunPlan, execute, serving
+from loadgen.demo.worlds import PROMPTS
 from loadgen.replay.workload import Arrivals, plan
 from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
 from loadgen.run.child_processes import Child
@@ -184,9 +184,8 @@ def without_plugin(given: argparse.Namespace, folder: Path) -> Mapping[str, obje
     for seed in range(given.seeds):
         write_conversations(trace, given.requests, seed)
         for policy, dispatch in order:
-            run = RunPlan(policy, dispatch, given.requests, CAP_TOKENS, seed, given.time_scale, 0.0)
-            patience_s = SERVE["starvation_s"]
-            run = replace(run, starvation_s=patience_s, trace=str(trace), arrivals="trace")
+            run = RunPlan(policy, dispatch, given.requests, CAP_TOKENS, seed, given.time_scale)
+            run = replace(run, trace=str(trace), **PROMPTS.plan)
             outcome = execute(run, fleet, folder, TIMEOUT_S)
             if not outcome.complete:
                 raise SystemExit(f"{run.name}: {outcome.report['completed']} completed")
