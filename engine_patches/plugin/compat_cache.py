@@ -23,6 +23,8 @@ CACHE = "cache_full_blocks"
 REMOVE = "_remove_cached_block_hashes"
 RESET = "reset_prefix_cache"
 MAP = "cached_block_hash_to_block.get_one_block"
+# Of an OffloadingConnector, or it is not looked at: blocks enter and leave the memory of the CPU.
+OFFLOADED = "connector_scheduler.manager.take_events"
 CACHE_MANAGER = (
     "kv_cache_group_id",
     *(f"block_pool.{name}" for name in ("hash_block_size", CACHE, REMOVE, RESET, MAP)),
@@ -52,8 +54,9 @@ _NOTHING: Mapping[int, bytes] = {}
 class BlockCache:
     """The prefix cache of one KV group."""
 
-    def __init__(self, manager: Any, block_tokens: int) -> None:
+    def __init__(self, manager: Any, block_tokens: int, connector: Any) -> None:
         self.block_tokens = block_tokens
+        self._connector = connector
         self._pool = manager.block_pool
         self._group = int(manager.kv_cache_group_id)
         self._hashes = block_tokens // int(self._pool.hash_block_size)
@@ -107,12 +110,30 @@ class BlockCache:
         setattr(pool, REMOVE, remove_cached_block_hashes)
         setattr(pool, RESET, reset_prefix_cache)
 
+    def watch_offloaded(self, moved: Callable[[Any], None]) -> None:
+        """Call this with what vLLM notes of offloaded blocks (``of_cpu``): it must not raise."""
+        if not compat.has(self._connector, OFFLOADED):
+            return
+        offloading = self._connector.connector_scheduler.manager
+        take = offloading.take_events
+
+        @wraps(take)
+        def take_events() -> Iterator[Any]:
+            for event in take():
+                moved(event)
+                yield event
+
+        offloading.take_events = take_events
+
     def found(self, request: Any, position: int) -> Any | None:
         """A cached block with the content of a request's block at this position."""
         number = (position + 1) * self._hashes - 1
         if number >= len(request.block_hashes):
             return None
-        key = request.block_hashes[number] + self._group.to_bytes(_GROUP_BYTES, "big")
+        return self.held(request.block_hashes[number] + self._group.to_bytes(_GROUP_BYTES, "big"))
+
+    def held(self, key: bytes) -> Any | None:
+        """A cached block with this key."""
         return self._pool.cached_block_hash_to_block.get_one_block(key)
 
 
@@ -127,7 +148,13 @@ def open_cache(scheduler: Any, groups: Sequence[KvGroup]) -> BlockCache | None:
         return None
     number = _first_full(groups)
     manager = scheduler.kv_cache_manager.coordinator.single_type_managers[number]
-    return BlockCache(manager, groups[number].block_size)
+    return BlockCache(manager, groups[number].block_size, scheduler.connector)
+
+
+def of_cpu(event: Any) -> tuple[Sequence[bytes], bool]:
+    """Keys of blocks that enter the CPU's memory, or have left it (True)."""
+    medium = getattr(event.medium, "value", event.medium)
+    return (event.keys if medium == "CPU" else ()), event.removed
 
 
 def tokens(request: Any, first: int, last: int) -> Sequence[int]:

@@ -11,12 +11,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine_patches.plugin.compat_cache import BlockCache, beside, has_ids, seed_of, tokens
+from engine_patches.plugin.compat_cache import (
+    BlockCache,
+    beside,
+    has_ids,
+    of_cpu,
+    seed_of,
+    tokens,
+)
 from engine_patches.plugin.harmless import harmless
-from engine_patches.stream.cached_blocks import CachedBlocks
+from engine_patches.stream.cached_blocks import MOST_BLOCKS, CachedBlocks
 from router.core.prefix.ids import block_ids, chain
 from router.core.wire import request_token
 
+# A snapshot has room for so many beside those of the largest cache that is told.
+_MOST_OFFLOADED = MOST_BLOCKS // 2
 _ends_prefixes = harmless("routers are not told any more what the prefix cache holds")
 
 
@@ -42,7 +51,10 @@ class CachedPrefixes:
         self._ids: dict[int, int] = {}
         # Blocks without ids yet: all of a step together take half the time.
         self._fresh: dict[int, tuple[_Chain, int]] = {}
+        # Ids of blocks in the CPU's memory by their key: each is a further copy.
+        self._offloaded: dict[bytes, int] = {}
         cache.watch(self._stored, self._removed, self._cleared)
+        cache.watch_offloaded(self._moved)
 
     @property
     def failed(self) -> bool:
@@ -51,7 +63,7 @@ class CachedPrefixes:
     @failed.setter
     def failed(self, _: bool) -> None:
         self.cached.end()
-        for held in (self._chains, self._ids, self._fresh):
+        for held in (self._chains, self._ids, self._fresh, self._offloaded):
             held.clear()
 
     @_ends_prefixes
@@ -101,7 +113,23 @@ class CachedPrefixes:
     def _cleared(self) -> None:
         self._ids.clear()
         self._fresh.clear()
+        self._offloaded.clear()
         self.cached.cleared()
+
+    @_ends_prefixes
+    def _moved(self, event: Any) -> None:
+        """Blocks have entered or left the CPU's memory, from where the engine loads them."""
+        keys, gone = of_cpu(event)
+        self._settle()
+        for key in keys:
+            if gone:
+                if (id_ := self._offloaded.pop(key, None)) is not None:
+                    self.cached.removed(id_)
+            elif key not in self._offloaded and len(self._offloaded) < _MOST_OFFLOADED:
+                block = self._cache.held(key)
+                if block is not None and (id_ := self._ids.get(block.block_id)) is not None:
+                    self._offloaded[key] = id_
+                    self.cached.stored((id_,))
 
     def _settle(self) -> None:
         """Compute the ids of fresh blocks."""

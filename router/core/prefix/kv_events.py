@@ -8,7 +8,7 @@ likewise blocks of images and other embeddings, for which no router computes ids
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -91,6 +91,7 @@ class KvEventStream:
         self._group: int | None = None
         # Our id of each hash, and how many blocks have it.
         self._known: dict[Hash, tuple[bytes, int]] = {}
+        self._offloaded: set[Hash] = set()  # in the CPU's memory too: a further copy
 
     def published(self, number: int, events: list[KvEvent]) -> Iterator[Snapshot]:
         """A message has arrived; they arrive in order, unless some are lost."""
@@ -133,18 +134,22 @@ class KvEventStream:
     def _apply(self, number: int, events: list[KvEvent]) -> Iterator[Snapshot]:
         if number > self._next:  # what was lost may have removed any: the next removal counts
             self._known = {hash_: (id_, 0) for hash_, (id_, _) in self._known.items()}
+            self._offloaded.clear()
         self._next = number + 1
         changes: dict[bytes, bool] = {}  # the last one of each block counts
         cleared = False
         for event in events:
+            if event.medium == "CPU" and event.group_idx == self._group:
+                self._move(event, changes)
             if event.medium not in (None, "GPU"):
                 continue
             if event.type == "BlockStored" and event.kv_cache_spec_kind in _WHOLE:
                 self._store(event, changes)
             elif event.type == "BlockRemoved" and event.group_idx == self._group:
-                self._remove(event, changes)
+                self._remove(event.block_hashes, changes)
             elif event.type == "AllBlocksCleared":
                 self._known.clear()
+                self._offloaded.clear()
                 changes.clear()
                 cleared = True
         if not self._block_tokens or not (changes or cleared or not self._told):
@@ -200,8 +205,22 @@ class KvEventStream:
         salts = keys[1:] if event.lora_name else keys
         return seed(event.lora_name or "", str(salts[0]) if salts else "")
 
-    def _remove(self, event: KvEvent, changes: dict[bytes, bool]) -> None:
-        for hash_ in event.block_hashes:
+    def _move(self, event: KvEvent, changes: dict[bytes, bool]) -> None:
+        """Blocks enter or leave the CPU's memory, from where the engine loads them.
+
+        Such events leave out salts and images, so a block counts if it is cached as it enters.
+        """
+        if event.type == "BlockStored":
+            for hash_ in self._known.keys() & {*event.block_hashes} - self._offloaded:
+                id_, blocks = self._known[hash_]
+                self._known[hash_] = id_, blocks + 1
+                self._offloaded.add(hash_)
+        elif left := self._offloaded & {*event.block_hashes}:
+            self._offloaded -= left
+            self._remove(left, changes)
+
+    def _remove(self, hashes: Iterable[Hash], changes: dict[bytes, bool]) -> None:
+        for hash_ in hashes:
             id_, blocks = self._known.pop(hash_, (b"", 0))
             if blocks > 1:
                 self._known[hash_] = id_, blocks - 1

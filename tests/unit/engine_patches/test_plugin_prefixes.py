@@ -2,6 +2,9 @@
 
 import logging
 import sys
+from array import array
+from enum import Enum
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,6 +40,12 @@ class Cache:
         self.size = block_tokens
         self.pool = BlockPool()
         self.scheduler = scheduler(manager(self.pool, block_tokens))
+        self.moves: list[Any] = []
+        offloading = SimpleNamespace(take_events=lambda: iter(self.moves))
+        self.scheduler.connector = SimpleNamespace(
+            connector_scheduler=SimpleNamespace(manager=offloading)
+        )
+        self._offloading = offloading
         opened = open_cache(self.scheduler, EngineView(self.scheduler).memory.groups)
         assert opened is not None
         self.prefixes = CachedPrefixes(opened)
@@ -62,6 +71,11 @@ class Cache:
             block_size=self.size,
             kv_cache_group_id=group,
         )
+
+    def move(self, *keys: bytes, removed: bool = False, medium: object = "CPU") -> None:
+        """Blocks enter or leave the memory of the CPU; vLLM takes the events of each step."""
+        self.moves = [SimpleNamespace(keys=[*keys], removed=removed, medium=medium)]
+        assert [*self._offloading.take_events()] == self.moves
 
     def told(self) -> tuple[bytes, bytes, bool]:
         self.prefixes.stepped([])
@@ -159,6 +173,41 @@ def test_evictions_and_copies() -> None:
     assert cache.told() == (b"", b"", False)
     cache.pool.evict(cache.pool.blocks[3])
     assert cache.told() == (b"", of(tokens)[8:], False)
+
+
+class Medium(Enum):
+    """As newer versions of vLLM name it."""
+
+    CPU = "CPU"
+    STORAGE = "STORAGE"
+
+
+def test_blocks_in_the_memory_of_the_cpu_stay_told() -> None:
+    cache, tokens = Cache(), list(range(48))
+    cache.store(cache.request(tokens), range(3))
+    keys = [cache.pool.blocks[number].block_hash or b"" for number in range(3)]
+    cache.move(keys[0], medium=Medium.CPU)
+    cache.move(keys[0], keys[1], b"unknown")
+    cache.move(keys[2], medium=Medium.STORAGE)
+    assert cache.told() == (of(tokens), b"", False)
+    for number in range(3):
+        cache.pool.evict(cache.pool.blocks[number])
+    assert cache.told() == (b"", of(tokens)[16:], False), "it can load the others"
+    cache.move(keys[2])
+    cache.move(*keys, removed=True)
+    told = cache.told()
+    assert {*array("Q", told[1])} == {*array("Q", of(tokens)[:16])}
+
+
+def test_a_reset_forgets_the_memory_of_the_cpu() -> None:
+    cache, tokens = Cache(), list(range(16))
+    cache.store(cache.request(tokens), range(1))
+    key = cache.pool.blocks[0].block_hash or b""
+    cache.move(key)
+    assert cache.pool.reset_prefix_cache()
+    assert cache.told() == (b"", b"", True)
+    cache.move(key, removed=True)
+    assert cache.told() == (b"", b"", False)
 
 
 def test_what_a_step_stores_and_evicts_is_not_told() -> None:

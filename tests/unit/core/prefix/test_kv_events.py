@@ -82,6 +82,58 @@ def test_the_last_change_of_a_message_counts() -> None:
     assert told.hits() == 2
 
 
+def test_blocks_in_the_memory_of_the_cpu_stay_cached() -> None:
+    told = Told()
+    told.tell(stored(0, 3))
+    told.tell(stored(0, 3, medium="CPU"), stored(1, 3, medium="CPU"))
+    told.tell(removed(0, 1, 2))
+    assert told.hits() == 3, "the engine loads them"
+    told.tell(removed(2, medium="CPU"), removed(2, medium="CPU"))
+    assert told.hits() == 2
+    told.tell(stored(0, 1))
+    told.tell(removed(0, 1, medium="CPU"))
+    assert told.hits() == 1
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        removed(0, medium="CPU"),
+        stored(0, 2, medium="CPU", group_idx=1),
+        stored(2, 3, medium="CPU"),
+        stored(0, 2, medium="STORAGE"),
+        removed(0, medium="STORAGE"),
+    ],
+)
+def test_what_is_not_cached_as_it_enters_the_memory_of_the_cpu_does_not_count(
+    event: KvEvent,
+) -> None:
+    told = Told()
+    told.tell(stored(0, 2), event)
+    told.tell(stored(0, 2), removed(0, 1))
+    told.tell(removed(0, 1))
+    assert told.hits() == 0
+
+
+def test_a_reset_forgets_the_memory_of_the_cpu() -> None:
+    told = Told()
+    told.tell(stored(0, 2), stored(0, 2, medium="CPU"))
+    told.tell(KvEvent("AllBlocksCleared"), stored(0, 2))
+    told.tell(removed(0, 1))
+    assert told.hits() == 0
+
+
+def test_after_a_gap_the_next_that_leaves_either_memory_counts() -> None:
+    told = Told()
+    told.tell(stored(0, 2), stored(0, 2, medium="CPU"))
+    told.number += 1
+    told.tell(removed(1))
+    assert told.hits() == 1
+    told.tell(stored(0, 1), stored(0, 1, medium="CPU"))
+    told.tell(removed(0))
+    assert told.hits() == 1
+
+
 def test_a_block_is_gone_when_all_that_have_its_content_are() -> None:
     told = Told()
     told.tell(stored(0, 2), stored(0, 2))
