@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import settings
 
 from router.cli import main
 from router.http.port import DataPlane
@@ -11,6 +12,10 @@ from tests.support import plugin_engine
 from tests.support.planes import VARIABLE, planes_of
 
 Run = Callable[..., tuple[int, str, str]]
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture

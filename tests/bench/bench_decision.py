@@ -1,17 +1,19 @@
 """What a decision of bfio costs on one core, the forecast included, in steady state.
 
-    python tests/bench/bench_decision.py [--steps 400] [--runs 5] [--memory] [--growth] [--plot PNG]
-        [--json F]
+    python tests/bench/bench_decision.py [--steps 400] [--runs 5] [--memory] [--growth] [--prompts]
+        [--plot PNG] [--json F]
 
 Simulates full pools of BurstGPT lengths on workers of 72 slots, where some 1.75 % of the slots come
 free at each step, with oracle look-ahead. A decision is forecast, tiers of the pool, rounds and
 policy. Times are CPU time of one thread, and of each decision the shortest of several runs, so that
 what else the machine does hardly counts. With --memory every size is measured a second time, in
 turn with the first, and every other worker has KV memory for 97 % of the usual load: it fills up
-with slots to spare.
+with slots to spare. --prompts measures the plan for prompts instead: half of the workers
+compute some, and three random ones have part of each waiting prompt cached.
 """
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -29,10 +31,12 @@ from loadgen.simulator.decode.decode_engines import Engines as SimulatedEngines
 from loadgen.simulator.decode.length_sources import TraceLengths
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.traces.trace import load_trace
-from router.core.forecast.forecast import Floats
+from router.core.forecast.forecast import Floats, Outlook, WorkProfile
 from router.core.policies.bfio.policy import BfIo
 from router.core.policies.bfio.solver import DEFAULT_MOVES
 from router.core.policies.policy_protocol import NOTHING, Known
+from router.core.queue.tier import Tier
+from router.core.step_time import StepTime
 from router.core.types import Assignment, Request, WorkerView
 
 CODE = (
@@ -78,6 +82,8 @@ class Cost:
 
 
 SIZES = [Size(32, 128, 20, 1.0), Size(64, 512, 40, 2.0), Size(256, 2048, 20, 3.0)]
+PLANS = [Size(32, 128, 20, 1.5), Size(256, 2048, 20, 4.0)]
+COST, CHUNK, CACHED_ON = StepTime(5e-3, 9.5e-8, 0.0, 5e-5), 2048, 3
 BY_WORKERS = [Size(workers, 4 * workers, 20) for workers in (8, 16, 32, 64, 128, 256)]
 BY_POOL = [Size(32, pool, 20) for pool in (64, 128, 256, 512, 1024, 2048)]
 BY_HORIZON = [Size(32, 128, horizon) for horizon in (0, 5, 10, 20, 40)]
@@ -166,6 +172,49 @@ def measure(size: Size, steps: int, moves: int, runs: int, *, memory: bool) -> l
     return costs
 
 
+def measure_plans(size: Size, decisions: int, runs: int) -> dict[str, object]:
+    """Time random decisions, each as often, and keep the shortest time of each."""
+    rng, policy, taken = np.random.default_rng(0), BfIo(0.0), []
+    sent = 0
+    for _ in range(decisions):
+        waiting, workers, known = a_round(size, rng)
+        clock = Stopwatch()
+        for _ in range(runs):
+            clock()
+            sent += len(policy.assign(waiting, workers, known))
+            clock()
+        taken.append(clock.taken_ms.min())
+    p50_ms, p99_ms = np.percentile(taken, [50, 99]).tolist()
+    times = {"sent": sent / runs / decisions, "p50_ms": p50_ms, "p99_ms": p99_ms}
+    return {"size": asdict(size), "cached_on": CACHED_ON, **times}
+
+
+def a_round(size: Size, rng: np.random.Generator) -> tuple[Tier, list[WorkerView], Known]:
+    loads = rng.integers(100_000, 200_000, size.workers)
+    pending = rng.integers(0, 4 * CHUNK, size.workers) * (rng.random(size.workers) < 0.5)
+    capacity = rng.integers(0, 30, size.workers)
+    rows = zip(loads.tolist(), capacity.tolist(), pending.tolist(), strict=True)
+    workers = [
+        WorkerView(f"w{n}", load, 40, room, pending_prompt_tokens=left)
+        for n, (load, room, left) in enumerate(rows)
+    ]
+    hits: dict[str, Sequence[int]] = {}
+    waiting = [
+        Request(f"r{n}", "g", prompt, arrival_s=n / size.pool)
+        for n, prompt in enumerate(rng.integers(100, 9000, size.pool).tolist())
+    ]
+    for each in waiting:
+        where = rng.integers(0, size.workers, CACHED_ON).tolist()
+        tokens = int(each.prompt_tokens * rng.random())
+        hits[each.id] = [tokens * (at in where) for at in range(size.workers)]
+    beta = COST.per_prompt_token_s / COST.per_token_s
+    profile = WorkProfile(prefill_beta=beta, prefill_chunk=CHUNK)
+    work = np.repeat(loads[:, None], size.horizon + 1, axis=1).astype(np.float64)
+    outlook = Outlook(work, profile, DISCOUNT, TIE_WEIGHT)
+    known = Known(outlook, COST, lambda one: hits[one.id], 2.0, may_wait=True, affinity=1.0)
+    return Tier.of(waiting), workers, known
+
+
 def markdown(costs: Sequence[Cost]) -> str:
     lines = [
         "| G | R | H | memory | slots coming free at a step | p50 | p99 | at most | imbalance |",
@@ -211,6 +260,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--moves", type=int, default=DEFAULT_MOVES, help="the solver's budget")
     parser.add_argument("--memory", action="store_true", help="measure with limited memory too")
     parser.add_argument("--growth", action="store_true", help="measure growth with G, R and H too")
+    parser.add_argument("--prompts", action="store_true", help="measure the plan for prompts alone")
     parser.add_argument("--plot", type=Path, help="PNG of the growth")
     parser.add_argument("--json", type=Path, help="file for everything that was measured")
     return parser.parse_args()
@@ -218,6 +268,13 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
+    if args.prompts:
+        plans = [measure_plans(size, args.steps, args.runs) for size in PLANS]
+        print(json.dumps(plans, indent=1))
+        if args.json:
+            kept = {"steps": args.steps, "runs": args.runs, "plans": plans}
+            write_figures(args.json, kept, origin(Engines.SIMULATED, CODE))
+        return
     sizes = list(SIZES)
     if args.growth or args.plot:
         sizes += [*BY_WORKERS, *BY_POOL, *BY_HORIZON]

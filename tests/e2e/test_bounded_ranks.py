@@ -1,5 +1,7 @@
 """Emulated ranks behind one barrier under routers that die and disagree: one budget a step."""
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +58,7 @@ def endpoints(fleet: Fleet) -> list[str]:
 
 
 def test_ranks_keep_one_budget_whatever_routers_do(tmp_path: Path) -> None:
+    """Two at once, one that reaches a rank alone, one that stands still, and both killed."""
     with running_fleet(tmp_path, *FLEET, "--no-prefix-caching") as fleet:
         workers = worker_flags(fleet)
         with (
@@ -68,6 +71,13 @@ def test_ranks_keep_one_budget_whatever_routers_do(tmp_path: Path) -> None:
                 wait_for(log, 200)
                 second.kill()
                 wait_for(log, 300)
+            with running_router(tmp_path, *workers[:2], "--prompt-budget", "100"):
+                wait_for(log, 100)
+                os.kill(first.process.pid, signal.SIGSTOP)
+                # The other rank holds no budget any more.
+                wait_for(log, 0)
+            os.kill(first.process.pid, signal.SIGCONT)
+            wait_for(log, 300)
             first.kill()
             wait_for(log, 0)
     ranks = [steps(told) for told in log.snapshots]
@@ -77,7 +87,7 @@ def test_ranks_keep_one_budget_whatever_routers_do(tmp_path: Path) -> None:
         assert len({rank[number].prompt_budget for rank in ranks}) == 1, number
     for rank in ranks:
         for one in rank.values():
-            assert one.prompt_budget in (0, 200, 300)
+            assert one.prompt_budget in (0, 100, 200, 300)
             assert one.scheduled_prefill_tokens <= (one.prompt_budget or 2048)
     assert max(one.scheduled_prefill_tokens for one in ranks[0].values()) > 300
 

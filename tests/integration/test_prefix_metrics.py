@@ -24,22 +24,30 @@ def heard_of(router: Server, requests: int) -> bool:
     return told(router, "prefix_requests_total") == requests
 
 
-@pytest.mark.parametrize("prompt", [[7] * 330, "even steps " * 200], ids=["ids", "text"])
-def test_a_prompt_that_comes_again_is_found_as_it_was_foretold(
-    tmp_path: Path, prompt: object
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("completions", {"prompt": [7] * 330}),
+        ("completions", {"prompt": "even steps " * 200}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "even steps " * 200}]}),
+    ],
+    ids=["ids", "text", "chat"],
+)
+def test_what_comes_four_times_is_found_three_times_as_it_was_foretold(
+    tmp_path: Path, path: str, what: dict[str, object]
 ) -> None:
     with (
         running_fleet(tmp_path, *FLEET) as fleet,
-        running_router(tmp_path, *worker_flags(fleet), "--policy", "barrier_time") as router,
+        running_router(tmp_path, *worker_flags(fleet)) as router,
     ):
-        body = {"model": "m", "prompt": prompt, "max_tokens": 4}
+        body = {"model": "m", "max_tokens": 4, **what}
         wait_until(
             lambda: '"snapshots":"fresh"' in router.get("/health").text.replace(" ", ""),
             20.0,
             "engines tell their state",
         )
-        for number in range(1, 4):
-            answer = httpx.post(f"{router.url}/v1/completions", json=body, timeout=30.0)
+        for number in range(1, 5):
+            answer = httpx.post(f"{router.url}/v1/{path}", json=body, timeout=30.0)
             answer.raise_for_status()
             wait_until(
                 partial(heard_of, router, number),
@@ -48,10 +56,10 @@ def test_a_prompt_that_comes_again_is_found_as_it_was_foretold(
             )
         tokens = answer.json()["usage"]["prompt_tokens"]
         blocks = (tokens - 1) // 16
-        assert told(router, "prefix_prompt_tokens_total") == 3 * tokens
-        assert told(router, "prefix_found_tokens_total") == 2 * 16 * blocks, "where it was"
-        assert told(router, "prefix_right_requests_total") == 3
+        assert told(router, "prefix_prompt_tokens_total") == 4 * tokens
+        assert told(router, "prefix_found_tokens_total") == 3 * 16 * blocks, "where it was"
+        assert told(router, "prefix_right_requests_total") == 4
         assert told(router, "prefix_error_tokens_total") == 0
         assert told(router, "prefix_blocks") == told(router, "worker_prefix_blocks") >= blocks
         assert told(router, "prefix_memory_bytes") > 0
-        assert told(router, "prompt_tokens_total") == 3 * tokens - 2 * 16 * blocks
+        assert told(router, "prompt_tokens_total") == 4 * tokens - 3 * 16 * blocks

@@ -1,5 +1,6 @@
 """An emulated engine under every admission policy: what holds whoever decides."""
 
+import random
 import warnings
 from collections import Counter
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from engine_patches.admission import ADMISSIONS, make_admission, read_admission
 from engine_patches.admission.policies.strict import LONGEST_PAUSE_S
 from loadgen.engine.engine import Engine
+from loadgen.engine.prefix_cache import PrefixCache
 from loadgen.engine.queues import Eviction, PolicyOrder
 from loadgen.engine.request import EngineRequest
 
@@ -64,6 +66,7 @@ class Run:
         prefill_first: bool = False,
         chunk: int | None = CHUNK,
         block: int = 1,
+        caches: bool = False,
     ) -> None:
         self.block = block
         self.strict = bool(settings.get("strict"))
@@ -78,6 +81,7 @@ class Run:
             queue=self.queue,
             eviction=Eviction(restart=restart),
             prefill_first=prefill_first,
+            prefix_cache=PrefixCache() if caches else None,
         )
         self.most_computed = SLOTS * KV_TOKENS if chunk is None else chunk
         self.now_s = 0.0
@@ -96,8 +100,9 @@ class Run:
     def step(self) -> None:
         engine, ledger = self.engine, self.queue.ledger
         schedule = engine.schedule(self.now_s)
-        held = sum(-(-r.load_tokens // self.block) * self.block for r in engine.running)
-        assert engine.used_tokens == held <= engine.kv_tokens
+        shared = {one for r in engine.running for one in r.blocks}
+        own = sum(-(-r.load_tokens // self.block) - len(r.blocks) for r in engine.running)
+        assert engine.used_tokens == self.block * (own + len(shared)) <= engine.kv_tokens
         assert len(engine.running) <= SLOTS
         assert [ticket.id for ticket in ledger.running.values()] == [r.id for r in engine.running]
         for request in engine.running:
@@ -105,6 +110,7 @@ class Run:
         assert len(ledger.waiting) == engine.waiting
         computed = schedule.prefill_tokens + schedule.decode_tokens
         assert computed <= self.most_computed
+        assert schedule.prefill_tokens <= (engine.prompt_budget or computed)
         if computed:
             self.now_s += STEP_S
             self.finished.update(request.id for request in engine.advance(self.now_s))
@@ -194,6 +200,64 @@ def test_with_right_lengths_a_policy_that_checks_memory_never_evicts(
         run.step()
 
     assert run.engine.preemptions_total == 0
+
+
+def share(request: EngineRequest, family: int, block: int) -> None:
+    """Its prompt begins like those of its family."""
+    blocks = request.prompt_tokens // block
+    request.chain = [(family, at) for at in range(blocks)]
+
+
+def surge_of(count: int, seed: int) -> list[EngineRequest]:
+    rng = random.Random(seed)
+    return [EngineRequest("", rng.randint(1, 30), rng.randint(1, 30)) for _ in range(count)]
+
+
+surges = st.builds(surge_of, st.integers(10, 30), st.integers(0, 1 << 20))
+budgets = st.lists(st.sampled_from((None, 1, 5, 12)), min_size=1, max_size=8)
+
+
+@given(
+    before=batches,
+    surge=surges,
+    settings=settings,
+    right=st.booleans(),
+    block=st.sampled_from((1, 4)),
+    budgets=budgets,
+    families=st.integers(1, 3),
+)
+def test_a_surge_with_prefixes_and_budgets_keeps_to_the_memory(
+    before: list[list[EngineRequest]],
+    surge: list[EngineRequest],
+    settings: dict[str, object],
+    right: bool,
+    block: int,
+    budgets: list[int | None],
+    families: int,
+) -> None:
+    run, steps = Run(settings, block=block, caches=True), 0
+
+    def step() -> None:
+        nonlocal steps
+        run.engine.prompt_budget = budgets[steps % len(budgets)]
+        steps += 1
+        run.step()
+
+    for number, request in enumerate([one for batch in (*before, surge) for one in batch]):
+        share(request, number % families, block)
+        if right:
+            request.hint_tokens = request.output_tokens
+    for batch in (*before, surge):
+        run.arrive(batch)
+        step()
+    while run.engine.unfinished:
+        step()
+
+    assert run.finished == Counter(run.all.keys())
+    assert run.engine.used_tokens == 0
+    exact = settings.get("predict", "hint") == "hint" and not settings.get("length_margin")
+    if right and exact and settings["policy"] == "memory_checked":
+        assert run.engine.preemptions_total == 0
 
 
 @given(batches)

@@ -98,6 +98,23 @@ def test_who_waits_waits_for_a_worker_that_is_busy(plan: PromptPlan) -> None:
 
 
 @given(plan=plans())
+def test_nobody_is_held_while_a_worker_could_compute_it_sooner(plan: PromptPlan) -> None:
+    """Prompts alone: loads hold nobody up here."""
+    plan = replace(plan, sizes=0 * plan.sizes, loads=0 * plan.loads)
+    pending, capacity = plan.pending.copy(), plan.capacity.copy()
+    held = {*range(len(plan.sizes))}
+    for row, worker in plan.sent():
+        held.remove(row)
+        pending[worker] += plan.work[row, worker]
+        capacity[worker] -= plan.slots[row]
+    for row in held:
+        computed = pending + plan.work[row]
+        busy = plan.fits[row] & (pending >= plan.open_below)
+        could = plan.fits[row] & ~busy & (capacity > 0)
+        assert not could.any() or computed[busy].min() <= computed[could].min() + 1
+
+
+@given(plan=plans())
 def test_an_idle_group_computes_at_once(plan: PromptPlan) -> None:
     idle = replace(plan, pending=np.zeros_like(plan.pending))
     assert bool(idle.sent()) == bool(plan.fits.any())

@@ -238,14 +238,18 @@ class Completions:
         first, later = one, other
         if later.entry and not 0 < first.entry < later.entry:
             first, later = later, first
-        if later.entry:
-            most = later.cached_tokens
-        elif first.entry:
-            most = first.entry_tokens - first.uncomputed_tokens
-        else:
-            most = 0 if first.late_steps else first.entry_tokens
+        # The last token is always computed.
+        most = later.cached_tokens if later.entry else later.entry_tokens - 1
         tokens = _equal(first.prefix, later.prefix) * self._hashed_tokens
-        return self._kv.shared(min(tokens, most))
+        return self._kv.shared(min(tokens, most, self._offered(first)))
+
+    def _offered(self, ticket: Ticket) -> int:
+        """Prompt tokens whose blocks another request finds with this one."""
+        if not ticket.entry:
+            return 0 if ticket.late_steps else ticket.entry_tokens - 1
+        if ticket.cached_tokens + self._hashed_tokens >= ticket.entry_tokens:
+            return ticket.cached_tokens  # its last block may be a copy, computed for the last token
+        return ticket.entry_tokens - ticket.uncomputed_tokens
 
     def _open(self, place: int) -> None:
         count = len(self._ends)

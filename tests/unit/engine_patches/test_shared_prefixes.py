@@ -196,6 +196,20 @@ def test_of_two_candidates_one_may_compute_for_the_other(late: int, blocks: int)
     assert completions.held_blocks(0) == 6
 
 
+def test_the_last_token_is_always_computed() -> None:
+    completions, prefix = followed(), chain("a", "b")
+    ledger = running(completions, Ticket("first", 32, 9, prefix=prefix))
+    ledger.arrived(waits := Ticket("same", 32, 9, prefix=prefix))
+    assert not completions.book(waits, 32, 3 + 1)
+    assert completions.book(waits, 32, 3 + 2)
+    ledger.entered("same", cached_tokens=16)
+    assert completions.held_blocks(0) == 2 + 1
+    # It finds the first one's blocks, so the second block of the other is nobody else's.
+    ledger.arrived(Ticket("longer", 40, 20, prefix=prefix))
+    ledger.entered("longer", cached_tokens=32)
+    assert completions.held_blocks(0) == 2 + 1 + 1
+
+
 def test_another_memory_is_counted_anew() -> None:
     completions, prefix = followed(), chain("a", "b")
     running(completions, *(Ticket(n, 40, 9, prefix=prefix, cached_tokens=32) for n in "ab"))
