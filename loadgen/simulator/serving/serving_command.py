@@ -1,4 +1,4 @@
-"""``evenstep simulate serving``: whole engines behind one barrier, in virtual time."""
+"""``evenstep simulate serving``: whole engines in virtual time."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -48,6 +48,7 @@ class ServingOptions:
         ),
     ] = None
     workers: WorkersFlag = 8
+    barrier: Annotated[bool, flag("Workers step together, or each alone.")] = True
     slots: SlotsFlag = 128
     kv_tokens: Annotated[int, flag("KV memory of a worker.", "N")] = 1_000_000
     block_tokens: Annotated[int, flag("Tokens of a block; prefixes match by blocks.", "N")] = (
@@ -107,7 +108,7 @@ class ServingOptions:
 
 @command_of(ServingOptions)
 def serving(options: ServingOptions) -> None:
-    """Simulate whole engines behind one barrier, in virtual time.
+    """Simulate whole engines, by default behind one barrier, in virtual time.
 
     Workers compute prompts in chunks, cache prefixes and wait for the slowest at every step. The
     live router's own code decides; it learns the step time from the steps. A Mooncake trace with

@@ -101,10 +101,11 @@ class PrefillWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingConfig:
-    """One simulation of whole engines behind one barrier.
+    """One simulation of whole engines.
 
     Attributes:
         requests: the first ones of the trace.
+        barrier: whether the workers step together, or each alone.
         batch_tokens: most tokens that a worker computes in a step, of prompts and outputs.
         prompt_budget: most of them that belong to prompts; None: no further bound; ``AUTO``: the
             router's own from step to step, by ``targets``.
@@ -126,6 +127,7 @@ class ServingConfig:
     arrivals: ServingArrivals
     requests: int = 2500
     workers: int = 8
+    barrier: bool = True
     slots: int = 128
     kv_tokens: int = 1_000_000
     block_tokens: int = BLOCK_TOKENS
@@ -211,7 +213,7 @@ class ServingConfig:
 
     def described(self) -> dict[str, object]:
         """Everything that a result depends on."""
-        plain = ("policy", *_RANGES, "prompt_budget", "starvation_s", "warmup")
+        plain = ("policy", *_RANGES, "barrier", "prompt_budget", "starvation_s", "warmup")
         return {
             "trace": self.trace.name,
             **{name: getattr(self, name) for name in plain},

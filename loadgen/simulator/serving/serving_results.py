@@ -14,6 +14,8 @@ from router.core.forecast.forecast import Floats, Ints
 class ServingRecords:
     """The S steps after the warm-up, up to the last arrival: the load does not fall meanwhile.
 
+    Without a barrier each step is that of one rank, G = 1.
+
     Attributes:
         seconds: duration of each step, shape (S,).
         needed_s: what each rank alone would have needed, shape (S, G).
@@ -67,7 +69,7 @@ class ServingResult:
 
 
 # KV tokens, requests, and prompt tokens of a rank in a step.
-_Row = tuple[int, int, int]
+Row = tuple[int, int, int]
 
 
 @dataclass(slots=True)
@@ -92,7 +94,7 @@ class ServingRecorder:
         self._uncounted = uncounted
         self._since_s: float | None = None
         self._last_s = 0.0
-        self._steps: list[tuple[float, float, Sequence[float], Sequence[_Row], int]] = []
+        self._steps: list[tuple[float, float, Sequence[float], Sequence[Row], int]] = []
         self._before = _Sums()
         self._now = _Sums()
         self._first_s: dict[int, float] = {}
@@ -112,7 +114,7 @@ class ServingRecorder:
         now_s: float,
         seconds: float,
         needed_s: Sequence[float],
-        rows: Sequence[_Row],
+        rows: Sequence[Row],
         tokens: int,
         preempted: int,
     ) -> None:

@@ -1,23 +1,27 @@
-"""Whole engines behind one barrier in virtual time, under the live router's own core.
+"""Whole engines in virtual time, under the live router's own core.
 
-Engines compute prompts in chunks, cache prefixes and run out of KV memory (``loadgen.engine``). A
-step of all ranks takes as long as the slowest needs. After it, each rank's snapshot reaches the
-live ``Cluster``, from which ``RoundDecider`` decides, as in the live router: on a request's arrival
-by the state after the last step, and for those that wait at each step's end.
+Engines compute prompts in chunks, cache prefixes and run out of KV memory (``loadgen.engine``).
+Behind a barrier a step of all ranks takes as long as the slowest needs; without one each steps
+alone. After a step each rank's snapshot reaches the live ``Cluster``, from which ``RoundDecider``
+decides, as in the live router: on a request's arrival by the state after the last step, and for
+those that wait at each step's end.
 """
 
 import heapq
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import chain, islice
+from math import inf
 
 from loadgen.engine.engine import Engine
 from loadgen.engine.prefix_cache import PrefixCache
 from loadgen.engine.request import EngineRequest
+from loadgen.engine.schedule import Schedule
 from loadgen.simulator.decode.decode_config import SERVE
 from loadgen.simulator.serving.rank import Rank
 from loadgen.simulator.serving.serving_config import AUTO, ServingConfig
-from loadgen.simulator.serving.serving_results import ServingRecorder, ServingResult
+from loadgen.simulator.serving.serving_results import Row, ServingRecorder, ServingResult
 from loadgen.simulator.serving.turns import Turn, turns_of
 from router.core.events import Arrived, Dispatched, Ended, SnapshotReceived, WorkerUp
 from router.core.forecast.forecast import WorkProfile
@@ -48,6 +52,31 @@ def simulate_serving(
     return _Simulation(config, policy).run(keep_records=keep_records)
 
 
+@dataclass(slots=True, eq=False)
+class _Domain:
+    """Ranks that step together.
+
+    Attributes:
+        on_way: requests on their way to a rank, with the step before which they arrive.
+        schedules, needed_s, rows: of the step that they take, by rank; as in ``ServingRecords``.
+        ends_s: its end; infinite while they rest.
+    """
+
+    ranks: Sequence[Rank]
+    step: int = 0
+    on_way: deque[tuple[int, Rank, EngineRequest]] = field(default_factory=deque)
+    schedules: Sequence[Schedule] = ()
+    needed_s: Sequence[float] = ()
+    rows: Sequence[Row] = ()
+    ends_s: float = inf
+
+    def deliver(self, *, every: bool) -> None:
+        """Hand requests that have been on their way for long enough to their engines."""
+        while self.on_way and (every or self.on_way[0][0] <= self.step):
+            _, rank, request = self.on_way.popleft()
+            rank.add(request)
+
+
 class _Simulation:
     def __init__(self, config: ServingConfig, policy: Policy | None) -> None:
         self._config = config
@@ -64,29 +93,35 @@ class _Simulation:
         self._ranks = [
             Rank(f"w{index:04}", GROUP, index, _engine(config)) for index in range(config.workers)
         ]
-        self._rank_of = {rank.worker_id: rank for rank in self._ranks}
+        domains = [self._ranks] if config.barrier else [[rank] for rank in self._ranks]
+        self._domains = [_Domain(ranks) for ranks in domains]
+        self._rank_of = {
+            rank.worker_id: (domain, rank) for domain in self._domains for rank in domain.ranks
+        }
         self._cluster = Cluster(
             (WorkerSpec(rank.worker_id, "", GROUP, slots=config.slots) for rank in self._ranks),
-            lockstep={GROUP},
+            lockstep={GROUP} if config.barrier else (),
         )
-        self._on_way: deque[tuple[int, Rank, EngineRequest]] = deque()
         self._hits: dict[str, Sequence[int]] = {}
         self._decider = self._new_decider(policy)
         self._budget = None
         if config.prompt_budget == AUTO:
             budget = PromptBudget(config.targets, config.batch_tokens)
             self._budget = GroupBudget(self._cluster.groups[GROUP], budget)
-        self._step = 0
 
     def run(self, *, keep_records: bool) -> ServingResult:
         now_s = 0.0
         while self._recorder.completed < len(self._turns):
-            idle = not any(rank.engine.unfinished for rank in self._ranks)
-            if idle and not self._on_way:
-                now_s = max(now_s, self._arriving[0][0])
             self._arrivals(now_s)
-            self._deliver(every=idle)
-            now_s = self._take_step(now_s)
+            for domain in self._domains:
+                if domain.ends_s == inf:
+                    self._begin(domain, now_s)
+            next_ = min(self._domains, key=_ends_s)
+            if self._arriving and self._arriving[0][0] <= next_.ends_s:
+                now_s = self._arriving[0][0]
+            else:
+                now_s = next_.ends_s
+                self._end(next_)
         fitted = self._cluster.groups[GROUP].step_time
         learned = {"learned_step_time": fitted and str(fitted)}
         return self._recorder.result(
@@ -115,41 +150,45 @@ class _Simulation:
             on_policy_error=_raise,
         )
 
-    def _take_step(self, now_s: float) -> float:
-        """Take a step of all ranks; requests that arrive meanwhile see the state before it."""
-        config, ranks = self._config, self._ranks
+    def _begin(self, domain: _Domain, now_s: float) -> None:
+        """Begin a step if there is work; requests that arrive meanwhile see the state before it."""
+        config, ranks = self._config, domain.ranks
+        domain.deliver(every=not any(rank.engine.unfinished for rank in ranks))
+        if not any(rank.engine.unfinished for rank in ranks):
+            return
         # Without a request that decodes, nothing gains from a step without prompts.
-        prefill = self._step in config.prefill_window or not any(rank.decodes for rank in ranks)
-        schedules = [rank.begin(now_s, prefill=prefill) for rank in ranks]
-        needed_s = [
+        prefill = domain.step in config.prefill_window or not any(rank.decodes for rank in ranks)
+        domain.schedules = [rank.begin(now_s, prefill=prefill) for rank in ranks]
+        domain.needed_s = [
             config.step_time.seconds(
                 rank.engine.batch_tokens, len(rank.engine.batch), schedule.prefill_tokens
             )
-            for rank, schedule in zip(ranks, schedules, strict=True)
+            for rank, schedule in zip(ranks, domain.schedules, strict=True)
         ]
-        rows = [
+        domain.rows = [
             (rank.resident_tokens, len(rank.engine.batch), schedule.prefill_tokens)
-            for rank, schedule in zip(ranks, schedules, strict=True)
+            for rank, schedule in zip(ranks, domain.schedules, strict=True)
         ]
-        seconds = max(needed_s)
-        now_s += seconds
-        self._arrivals(now_s)
-        self._step += 1
+        domain.ends_s = now_s + max(domain.needed_s)
+
+    def _end(self, domain: _Domain) -> None:
+        now_s, ranks, seconds = domain.ends_s, domain.ranks, max(domain.needed_s)
+        domain.ends_s = inf
+        domain.step += 1
         generated = sum(rank.engine.generated_total for rank in ranks)
         complete = False
         for rank in ranks:
-            snapshot = rank.finish(now_s, self._step, seconds)
+            snapshot = rank.finish(now_s, domain.step, seconds)
             complete |= self._cluster.apply(SnapshotReceived(rank.worker_id, snapshot, now_s))
         for rank in ranks:
             self._account(rank, now_s)
         generated = sum(rank.engine.generated_total for rank in ranks) - generated
-        preempted = sum(len(schedule.preempted) for schedule in schedules)
-        self._recorder.step(now_s, seconds, needed_s, rows, generated, preempted)
+        preempted = sum(len(schedule.preempted) for schedule in domain.schedules)
+        self._recorder.step(now_s, seconds, domain.needed_s, domain.rows, generated, preempted)
         self._decider.learn(step_complete=complete)
         if complete and self._budget is not None:
             self._bound_prompts(self._budget)
         self._round(now_s)
-        return now_s
 
     def _bound_prompts(self, budget: GroupBudget) -> None:
         budget.step_ended()
@@ -200,16 +239,10 @@ class _Simulation:
                 arrived_s=now_s,
                 chain=turn.chain,
             )
-            due = self._step + self._config.dispatch_delay
-            self._on_way.append((due, self._rank_of[worker_id], request))
-        if not self._config.dispatch_delay:
-            self._deliver(every=True)
-
-    def _deliver(self, *, every: bool) -> None:
-        """Hand requests that have been on their way for long enough to their engines."""
-        while self._on_way and (every or self._on_way[0][0] <= self._step):
-            _, rank, request = self._on_way.popleft()
-            rank.add(request)
+            domain, rank = self._rank_of[worker_id]
+            domain.on_way.append((domain.step + self._config.dispatch_delay, rank, request))
+            if not self._config.dispatch_delay:
+                domain.deliver(every=True)
 
     def _hits_of(self, request: Request) -> Sequence[int]:
         """Cached tokens of a prompt by worker; they hold within a round."""
@@ -231,6 +264,10 @@ def _engine(config: ServingConfig) -> Engine:
         prompt_budget=None if config.prompt_budget == AUTO else config.prompt_budget,
         prefix_cache=PrefixCache(),
     )
+
+
+def _ends_s(domain: _Domain) -> float:
+    return domain.ends_s
 
 
 def _raise(error: Exception) -> None:

@@ -90,6 +90,23 @@ def test_every_figure_of_a_run_of_three_steps() -> None:
     assert result.evictions_per_1k == 0
 
 
+def test_without_a_barrier_each_worker_steps_alone() -> None:
+    # One takes 2.01 and 1.011 s from 0 on, the other 3.02 and 1.021 s from 1.5 s on.
+    result = simulate_serving(config([(0.0, 10, 2, ()), (1.5, 20, 2, ())], barrier=False))
+    assert result.ttft_mean_s == pytest.approx((2.01 + 3.02) / 2)
+    assert result.tpot_mean_s == pytest.approx((1.011 + 1.021) / 2)
+    assert result.step_mean_s == pytest.approx((2.01 + 1.011 + 3.02 + 1.021) / 4)
+    assert result.throughput_tok_s == pytest.approx(4 / (1.5 + 3.02 + 1.021))
+    assert result.idle_share == 0
+
+
+def test_without_a_barrier_the_policy_is_told_so() -> None:
+    rows = [(0.5 * number, 10 + number, 30, ()) for number in range(40)]
+    witness = Witness("least_prefill")
+    simulate_serving(config(rows, barrier=False, workers=4), policy=witness)
+    assert witness.seen[-1][2].barrier is False
+
+
 def test_the_warm_up_counts_in_nothing() -> None:
     # These hit, are evicted, and have left for long when the others come.
     before: list[Row] = [(0.0, 900, 300, (7,))] * 6
