@@ -61,6 +61,7 @@ class GroupStats:
         unreturned: failures passed on to the client, since the retry budget was spent.
         held_rounds: rounds whose requests wait for more, since their prompts make all workers wait.
         estimated: assignments of requests whose prompt no engine had counted yet.
+        passed: prompts that decode workers computed, since that was sooner.
         fallbacks: requests served whole, since prefill workers were missing or failed.
         repeated_prefills: prompts computed again, since their KV was gone.
         lost_prefills: prompts computed twice, since the address of their KV was missing.
@@ -80,6 +81,7 @@ class GroupStats:
     held_rounds: int = 0
     policy_errors: int = 0
     estimated: int = 0
+    passed: int = 0
     fallbacks: int = 0
     repeated_prefills: int = 0
     lost_prefills: int = 0

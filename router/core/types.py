@@ -126,6 +126,7 @@ class Request:
         first_id: id of its first attempt.
         content: ids of its only prompt; its session's if that is all there is; None: neither is
             known, or nobody asks.
+        computed: whether its prompt's KV only has to be fetched, from a prefill worker.
     """
 
     id: str
@@ -145,6 +146,7 @@ class Request:
     lacks: frozenset[str] = frozenset()
     first_id: str = ""
     content: Content | None = None
+    computed: bool = False
 
     def __post_init__(self) -> None:
         if not self.first_id:

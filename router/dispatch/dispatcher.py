@@ -38,6 +38,7 @@ from router.core.rounds.decider import Decider
 from router.core.rounds.overcommit import Overcommit
 from router.core.state.cluster import Cluster
 from router.core.state.group import Group
+from router.core.state.short_misses import sooner_at
 from router.core.stats import TokenStats
 from router.core.step_time import StepTime
 from router.core.types import Dispatch, Outcome, Phase, Request, WorkerSpec
@@ -183,6 +184,19 @@ class Dispatcher:
 
     # Requests with separate prefill and decode workers.
 
+    def send_past(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]] | None:
+        stage = self.queues.get(request.group)
+        if not isinstance(stage, PrefillQueue) or stage.decode.waiters:
+            return None
+        self._shared.incoming.read()
+        worker_id = sooner_at(request, stage.decode.group)
+        if worker_id is None:
+            return None
+        past = replace(request, group=stage.decode.group.name)
+        stage.stats.passed += 1
+        stage.decode.budget.earn(self._clock())
+        return past, stage.decode.send(past, worker_id)
+
     def turned_away(
         self, request: Request, worker_id: str
     ) -> tuple[Request, asyncio.Future[WorkerSpec]] | None:
@@ -203,6 +217,7 @@ class Dispatcher:
             text_bytes=0,
             parts=0,
             exact=True,
+            computed=not lost,
         )
         kept_until_s = None if kept_s is None else now + kept_s
         self.cluster.apply(Prefilled(request.id, ready, kept_until_s, now))

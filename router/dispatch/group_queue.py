@@ -164,6 +164,13 @@ class GroupQueue:
         self.schedule(hurry=True)
         return worker
 
+    def send(self, request: Request, worker_id: str) -> asyncio.Future[WorkerSpec]:
+        """Send a newcomer to a worker at once."""
+        worker: asyncio.Future[WorkerSpec] = asyncio.get_running_loop().create_future()
+        self._shared.cluster.apply(Arrived(request))
+        self._sent(request, worker_id, Waiter(worker, request.arrival_s), self._shared.clock())
+        return worker
+
     def began(self, request: Request, now_s: float) -> None:
         self.stats.ttft_s.observe(now_s - request.arrival_s)
         self.observe_service(request.id, now_s)
@@ -243,22 +250,25 @@ class GroupQueue:
             self._shared.incoming.hasten()
 
     def _assign(self) -> None:
-        cluster, stats, now = self._shared.cluster, self.stats, self._shared.clock()
+        now = self._shared.clock()
         assignments = self.decider.decide(now, self._shared.clock)
         for request_id, worker_id in assignments:
             request = self.pool.remove(request_id)
-            waiter = self.waiters.pop(request_id)
             assert request is not None
-            cluster.apply(Dispatched(request_id, worker_id, now))
-            self.sent_s[request_id] = now
-            stats.assigned += 1
-            stats.estimated += not request.exact
-            stats.pool_wait_s.observe(now - waiter.since_s)
-            if not waiter.worker.done():  # else its client has just left
-                waiter.worker.set_result(cluster.worker(worker_id).spec)
+            self._sent(request, worker_id, self.waiters.pop(request_id), now)
         # Prompts go out one a round, and the queue behind may have room again.
         if assignments and self.prefills is not None:
             self.prefills.schedule(hurry=True)
+
+    def _sent(self, request: Request, worker_id: str, waiter: Waiter, now: float) -> None:
+        cluster, stats = self._shared.cluster, self.stats
+        cluster.apply(Dispatched(request.id, worker_id, now))
+        self.sent_s[request.id] = now
+        stats.assigned += 1
+        stats.estimated += not request.exact
+        stats.pool_wait_s.observe(now - waiter.since_s)
+        if not waiter.worker.done():  # else its client has just left
+            waiter.worker.set_result(cluster.worker(worker_id).spec)
 
     # Workers.
 

@@ -54,6 +54,13 @@ class SplitPort(DispatchPort, Protocol):
 
     def apply(self, event: AnswerEvent | Progressed | PromptCounted | Fetched) -> None: ...
 
+    def send_past(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]] | None:
+        """Let a decode worker compute a newcomer's prompt, if that is sooner; None, without effect.
+
+        It leaves at once, under its own id.
+        """
+        ...
+
     def turned_away(
         self, request: Request, worker_id: str
     ) -> tuple[Request, asyncio.Future[WorkerSpec]] | None:

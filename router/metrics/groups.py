@@ -216,6 +216,11 @@ GROUP_ROWS: Sequence[Row[Group]] = (
 
 PREFILL_ROWS: Sequence[Row[Decider]] = (
     Row(
+        "evenstep_prefills_passed_total",
+        "Prompts that decode workers computed, since that was sooner than at a prefill worker.",
+        lambda decider: decider.stats.passed,
+    ),
+    Row(
         "evenstep_prefill_fallbacks_total",
         "Requests that decode workers did whole, since no prefill worker computed their prompts.",
         lambda decider: decider.stats.fallbacks,

@@ -35,9 +35,15 @@ class SplitRelay(Relay):
         self._computed_at = ""
         self._prefills_left = max(1, context.settings.max_attempts - 1)
         self._refetched = False
+        self._passed = False
         self._held = b""
 
     async def _enter(self) -> Waiter | None:
+        past = self._transfer.port.send_past(self._request)
+        if past is not None:
+            self._passed = True
+            self._request, waiter = past
+            return waiter
         try:
             waiter = self._context.port.submit(self._request)
         except NoWorkerError:
@@ -46,8 +52,9 @@ class SplitRelay(Relay):
 
     async def _enter_again(self, *failed_by: str) -> Waiter | None:
         self._held = b""
-        if not self._kept:
+        if not (self._kept or self._passed):
             return await super()._enter_again(*failed_by)
+        self._passed = False
         self._transfer.bootstraps.forget(self._computed_at)
         self._computed = None
         self._request, waiter = self._transfer.port.prefill_again(self._request, *failed_by)

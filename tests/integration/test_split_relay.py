@@ -1,12 +1,17 @@
 """A request whose prompt one engine computes and another decodes, between scripted engines."""
 
 import asyncio
+import time
 from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
 
+from router.core.events import SnapshotReceived
+from router.core.step_time import StepTime
 from router.core.types import Outcome
+from tests.support.core import snapshot
 from tests.support.relaying import routed
 from tests.support.scripted import (
     DONE,
@@ -14,7 +19,7 @@ from tests.support.scripted import (
     soon,
     until,
 )
-from tests.support.serving import serving
+from tests.support.serving import Router, serving
 from tests.support.splitting import ANSWER, PARAMS, TOKENS, Pair, computed, kept, stats, streaming
 
 
@@ -261,4 +266,61 @@ async def test_ready_requests_hold_back_the_prefill_workers() -> None:
         for _ in range(3):
             await (await decode.next()).answer(ANSWER)
         assert [(await soon(answer)).status_code for answer in asked] == [200] * 4
+        await router.settled()
+
+
+def slow(router: Router) -> None:
+    """The prefill worker tells that it needs a second for each token, the other one does not."""
+    router.dispatcher.fix_step_time(StepTime(1e-3, per_prompt_token_s=1e-6))
+    told = structs.replace(snapshot("full", 1, step_s=100.0), scheduled_prefill_tokens=100)
+    router.dispatcher.apply(SnapshotReceived("a", told, time.monotonic()))
+
+
+async def test_a_prompt_that_is_sooner_computed_by_the_decode_worker_goes_there(pair: Pair) -> None:
+    router, prefill, decode = pair
+    slow(router)
+    asked = router.post(stream=True)
+    exchange = await decode.next()
+    assert exchange.json == {"model": "tiny", "prompt": [1, 2, 3], "stream": True}
+    assert prefill.idle
+    await exchange.stream(*TOKENS, DONE)
+    assert (await soon(asked)).content == b"".join(TOKENS) + DONE
+    assert stats(router).passed == 1
+    assert router.outcomes == {Outcome.COMPLETED: 1}
+    await router.settled()
+
+
+@pytest.mark.parametrize("breaks", [True, False])
+async def test_where_it_fails_a_prefill_worker_computes_it(breaks: bool) -> None:
+    async with routed(3, prefills=1, kept_s=30.0) as (router, (prefill, first, other)):
+        slow(router)
+        asked = router.post()
+        exchange = await first.next()
+        if breaks:
+            exchange.reset()
+        else:
+            await exchange.answer(b"{}", 500)
+        await computed(await prefill.next())
+        again = await other.next()
+        assert again.json["kv_transfer_params"] == PARAMS
+        await again.answer(ANSWER)
+        assert (await soon(asked)).content == ANSWER
+        assert first.idle
+        await router.settled()
+
+
+async def test_nothing_goes_past_those_who_wait_for_a_slot() -> None:
+    async with routed(2, slots=1, prefills=1, kept_s=30.0) as (router, (prefill, decode)):
+        slow(router)
+        asked = [router.post(), router.post()]
+        first = await decode.next()
+        await computed(await prefill.next())
+        await until(lambda: router.waiting == 1)
+        asked.append(router.post())
+        await computed(await prefill.next())
+        await first.answer(ANSWER)
+        for _ in range(2):
+            await (await decode.next()).answer(ANSWER)
+        assert [(await soon(answer)).status_code for answer in asked] == [200] * 3
+        assert stats(router).passed == 1
         await router.settled()

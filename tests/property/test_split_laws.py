@@ -7,16 +7,17 @@ from typing import cast
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from router.core.errors import NoWorkerError, PoolFullError
-from router.core.events import EngineFailed, Fetched, WorkerDown, WorkerUp
+from router.core.events import EngineFailed, Fetched, SnapshotReceived, WorkerDown, WorkerUp
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.policies.policy_protocol import Policy
 from router.core.state.cluster import Cluster
 from router.core.state.prefill_worker import PrefillWorker
 from router.core.types import Assignment, Outcome, Phase, Request, WorkerSpec, WorkerView
 from router.dispatch.dispatcher import Dispatcher
-from tests.support.core import request
+from tests.support.core import request, snapshot
 from tests.support.dispatching import dispatch_settings, play
 
 STAGE = "default/prefill"
@@ -35,7 +36,7 @@ STEPS = st.lists(
         st.sampled_from(
             [
                 *("submit", "submit", "go_on", "go_on", "go_on", "refuse", "fail", "leave"),
-                *("up", "down", "fall", "tick"),
+                *("up", "down", "fall", "tick", "slow"),
             ]
         ),
         st.integers(0, 9),
@@ -51,6 +52,7 @@ class OnlyExact(Policy):
     def __init__(self) -> None:
         self._policy = PerRequest(fcfs)
         self.whole: set[str] = set()
+        self.past: set[str] = set()
 
     def assign(
         self, waiting: Sequence[Request], workers: Sequence[WorkerView], known: object = None
@@ -79,7 +81,7 @@ class Story:
         )
         for spec in SPECS:
             self.port.apply(WorkerUp(spec.id))
-        self.asked = self.refused = 0
+        self.asked = self.refused = self.slow_steps = 0
         self.alive: dict[str, tuple[Request, asyncio.Future[WorkerSpec]]] = {}
 
     def take(self, step: str, number: int) -> None:
@@ -95,6 +97,11 @@ class Story:
             case "tick":
                 self.now_s += 1
                 self.port.tick()
+            case "slow":  # so that what fits on a decode worker is sooner there
+                self.slow_steps += 1
+                told = structs.replace(snapshot("full", self.slow_steps), scheduled_prefill_tokens=1)
+                told = structs.replace(told, step_s=float(number % 2))
+                self.port.apply(SnapshotReceived("pq"[number // 5], told, self.now_s))
             case _ if self.alive:
                 self.touch(step, list(self.alive)[number % len(self.alive)])
 
@@ -102,6 +109,11 @@ class Story:
         self.asked += 1
         new = request(self.asked, tokens, slots=1 + tokens % 3, arrival=self.now_s)
         asking = replace(new, group=STAGE)
+        if (past := self.port.send_past(asking)) is not None:
+            assert past[1].result().id in "ab"
+            self.policy.past.add(past[0].id)
+            self.keep(past)
+            return
         try:
             self.alive[asking.id] = asking, self.port.submit(asking)
         except NoWorkerError:
@@ -150,12 +162,12 @@ class Story:
 
     def decode(self, step: str, asking: Request, waiter: asyncio.Future[WorkerSpec]) -> None:
         """What comes of a request at a worker that decodes."""
-        whole = asking.id in self.policy.whole
+        past, whole = asking.id in self.policy.past, asking.id in self.policy.whole
         if step == "fail" and whole:
             again = self.port.give_back(asking)
             self.policy.whole.add(again[0].id)
             self.keep(again)
-        elif not whole and (step == "fail" or not self.port.keeps(asking)):
+        elif not whole and (step == "fail" or not (past or self.port.keeps(asking))):
             self.keep(self.port.prefill_again(asking))
         else:
             self.port.began(asking, waiter.result().id, self.now_s)
@@ -166,7 +178,7 @@ class Story:
             else:
                 self.port.apply(Fetched(asking.id))
                 assert not self.port.keeps(asking)
-                assert self.kept_tokens == kept - (0 if whole else PROMPT_TOKENS)
+                assert self.kept_tokens == kept - (0 if whole or past else PROMPT_TOKENS)
                 self.port.end(asking, Outcome.COMPLETED)
 
     def keep(self, again: tuple[Request, asyncio.Future[WorkerSpec]]) -> None:

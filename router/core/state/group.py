@@ -25,6 +25,7 @@ from router.core.state.own_steps import OwnSteps
 from router.core.state.prefill_worker import PrefillWorker
 from router.core.state.rates import GroupRates, Growth, TokenRate
 from router.core.state.running_table import RunningTable, joined
+from router.core.state.short_misses import fetched_or_cached
 from router.core.state.step_watch import ClosedStep, Said
 from router.core.state.worker import Worker
 from router.core.step_fit import FittedStepTime
@@ -167,17 +168,16 @@ class Group:
     def profile(self, before: WorkProfile) -> WorkProfile:
         """The work of requests, as the group's steps show it by now."""
         found = learned(before, self.step_time, self.shown)
-        # What a decode worker computes of a prompt it has fetched is one token, however long it is.
-        fetches = self._live and all(worker.spec.role == "decode" for worker in self._live)
+        # What a worker computes of a prompt it has fetched is one token, however long it is.
+        fetches = self.prefills is not None and self.prefills.serving
         return replace(found, prefill_beta=0.0) if fetches else found
 
     @property
     def hits(self) -> Hits | None:
-        """A decode worker has every prompt, from a prefill worker; None: nothing is known."""
-        here = [worker.spec.role == "decode" for worker in self._live]
-        if any(here):
-            return lambda one: [one.prompt_tokens * has for has in here]
-        return self._cached
+        """None: nothing is known."""
+        if self.prefills is None:
+            return self._cached
+        return partial(fetched_or_cached, self._cached, len(self._live))
 
     @property
     def asks_for_content(self) -> bool:

@@ -9,15 +9,18 @@ from dataclasses import replace
 
 from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import DEFAULT_CHUNK
+from router.core.state.feed import Feed
 from router.core.state.rates import TokenRate
 from router.core.state.running_table import WorkerRows
 from router.core.state.worker import Worker
-from router.core.types import Dispatch, Request, WorkerSpec, WorkerView
+from router.core.types import Dispatch, Request, Snapshot, WorkerSpec, WorkerView
 
 # Share of its KV memory for prompts being computed or kept.
 MEMORY_SHARE = 0.9
 # While one chunk is computed, the next must be at hand.
 CHUNKS_AHEAD = 2
+# Of its steps with prompts this many count.
+_STEPS = 200
 
 
 class PrefillWorker(Worker):
@@ -43,6 +46,19 @@ class PrefillWorker(Worker):
         self._kept: dict[str, tuple[int, float]] = {}
         self._handed_out: dict[str, int] = {}
         self._left: set[str] = set()
+        self._computed_s = self._computed_tokens = 0.0
+
+    @property
+    def token_s(self) -> float:
+        """Seconds of a prompt token, by its steps; 0: not known yet."""
+        return self._computed_s / self._computed_tokens if self._computed_tokens else 0.0
+
+    def receive(self, snapshot: Snapshot, received_s: float) -> Feed | None:
+        if snapshot.scheduled_prefill_tokens:
+            kept = 1 - 1 / _STEPS
+            self._computed_s = kept * self._computed_s + snapshot.step_s
+            self._computed_tokens = kept * self._computed_tokens + snapshot.scheduled_prefill_tokens
+        return super().receive(snapshot, received_s)
 
     @property
     def empty(self) -> bool:

@@ -172,15 +172,16 @@ class Worker:
         Without snapshots a prompt counts until its first output token.
         """
         feed, pending = self.feed, 0
-        if self.spec.role == "decode":
-            return 0
         for token, parts in self.unseen.items():
             flight = self._in_flight[token]
+            if flight.request.computed:
+                continue
             if feed is not None or not flight.generated_tokens:
                 pending += parts * (flight.request.prompt_tokens - flight.cached_tokens)
         if feed is not None:
             pending += feed.prefill_left
-            if feed.waiting:  # routers' requests in the queue are among those not shown
+            # Routers' requests in the queue are among those not shown.
+            if feed.waiting and self.spec.role != "decode":
                 others = feed.waiting - feed.waiting_routed
                 pending += feed.waiting_tokens * others // feed.waiting
         return pending

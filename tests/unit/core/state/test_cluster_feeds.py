@@ -1,5 +1,8 @@
 """The cluster's figures, from snapshots and without them."""
 
+from dataclasses import replace
+from typing import Literal
+
 import pytest
 from msgspec import structs
 
@@ -116,13 +119,23 @@ def test_without_a_feed_a_prompt_is_pending_until_its_first_token() -> None:
     assert pending(cluster) == [30, 0]
 
 
-def test_a_decode_worker_computes_no_prompt() -> None:
-    cluster = cluster_of(WorkerSpec("a", "", role="decode"), WorkerSpec("b", ""))
+@pytest.mark.parametrize("role", ["both", "decode"])
+def test_nobody_computes_a_prompt_that_he_fetches(role: Literal["both", "decode"]) -> None:
+    cluster = cluster_of(
+        WorkerSpec("a", "", role=role), WorkerSpec("b", ""), WorkerSpec("p", "", role="prefill")
+    )
     group = cluster.groups["default"]
-    send(cluster, request(1, 100))
-    assert pending(cluster) == [0, 0]
     assert group.hits is not None
-    assert group.hits(request(2, 70)) == [70, 0]
+    assert list(group.hits(request(2, 70))) == [0, 0]
+    assert list(group.hits(replace(request(2, 70), computed=True))) == [70, 70]
+    send(cluster, replace(request(1, 100), computed=True))
+    assert pending(cluster) == [0, 0]
+    send(cluster, request(3, 10))
+    assert pending(cluster) == [10, 0], "it goes whole"
+    theirs = structs.replace(snapshot("full", 1, waiting=2), waiting_tokens=220, waiting_routed=0)
+    show(cluster, theirs)
+    fetched = 220 if role == "both" else 0
+    assert pending(cluster) == [10 + fetched, 0], "others' requests at a decode worker are fetched"
     assert cluster_of().groups["default"].hits is None
 
 

@@ -5,12 +5,11 @@ import random
 import msgspec
 import pytest
 
-from router.core.events import SnapshotReceived, WorkerUp
+from router.core.events import SnapshotReceived, WorkerDown, WorkerUp
 from router.core.forecast.forecast import DEFAULT_CHUNK, WorkProfile
 from router.core.state.cluster import Cluster
-from router.core.state.group import Group
 from router.core.step_time import StepTime
-from router.core.types import KvGroup, Role, RunningRequest, Snapshot, WorkerSpec
+from router.core.types import KvGroup, RunningRequest, Snapshot, WorkerSpec
 from tests.support.core import running, snapshot
 
 
@@ -74,15 +73,15 @@ def test_a_cost_that_is_fixed_gives_the_profile() -> None:
     assert (found.request_tokens, found.prefill_beta) == pytest.approx((400, 100))
 
 
-def pair(role: Role, cost: StepTime | None = None) -> Group:
-    """Two workers of a role, beside one that computes prompts."""
-    specs = [WorkerSpec(each, f"http://{each}", role=role) for each in "ab"]
+def pair(cost: StepTime | None) -> Cluster:
+    """Two workers that answer, beside one that computes prompts."""
+    specs = [WorkerSpec(each, f"http://{each}") for each in "ab"]
     made = Cluster([*specs, WorkerSpec("p", "http://p", role="prefill")], step_time=cost)
     for each in "abp":
         made.apply(WorkerUp(each))
     if cost is None:
         take_steps(made)
-    return made.groups["default"]
+    return made
 
 
 def take_steps(of: Cluster) -> None:
@@ -112,12 +111,9 @@ def take_steps(of: Cluster) -> None:
 
 def test_a_fetched_prompt_is_no_work_of_its_length() -> None:
     """Its last token is computed on the decode worker, at the cost of taking a request in."""
-    betas: dict[Role, float] = {"both": 1500, "decode": 0}
-    for role, beta in betas.items():
-        group = pair(role)
-        assert group.fitted is not None
-        assert group.fitted.per_prompt_token_s == pytest.approx(1.5e-4, rel=0.1)
+    for cost, beta in ((None, 1500), (StepTime(5e-3, 1e-7, 0.0, 1e-5), 100)):
+        of = pair(cost)
+        group = of.groups["default"]
+        assert group.profile(WorkProfile(prefill_beta=7.0)).prefill_beta == 0
+        of.apply(WorkerDown("p", "gone"))
         assert group.profile(WorkProfile()).prefill_beta == pytest.approx(beta, rel=0.1)
-    fixed = StepTime(5e-3, 1e-7, 0.0, 1e-5)
-    assert pair("decode", fixed).profile(WorkProfile(prefill_beta=7.0)).prefill_beta == 0
-    assert pair("both", fixed).profile(WorkProfile()).prefill_beta == pytest.approx(100)

@@ -1,0 +1,337 @@
+"""Prefill and decode apart, prefixes cached at both: our default beside kv_cost and prefix_score.
+
+    python tests/bench/bench_prefill_decode.py [--cases mooncake,azure] [--seeds 3]
+        [--requests 2000] [--arms bfio,through,kv_cost,prefix_score] [--json FILE]
+
+Simulated: the live dispatcher decides, on an event loop whose time passes only while nothing is to
+be done, before the engines of the emulated fleet. 6 prefill workers, each stepping alone, and 8
+decode workers behind a barrier fetch what they have not cached. `through`: bfio, and all prompts
+go through the prefill workers. kv_cost and prefix_score choose the worker at both stages, by what
+it has cached there, and dispatch on arrival at the second. Seeds are of the arrivals, and of
+Azure's requests; the first fifth of the requests is left out.
+"""
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadgen.engine.engine import Engine
+from loadgen.engine.kv_handoff import Fetch, TransferTime
+from loadgen.engine.prefill_settings import PrefillTime
+from loadgen.engine.prefix_cache import PrefixCache
+from loadgen.engine.request import EngineRequest
+from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.simulator.serving.rank import Rank
+from loadgen.simulator.serving.serving_config import ServingArrivals, ServingConfig
+from loadgen.simulator.serving.turns import Turn, turns_of
+from loadgen.traces.trace import Trace, load_trace
+from router.config.serve_settings import ServeSettings
+from router.core.events import Fetched, SnapshotReceived, WorkerUp
+from router.core.policies.policy_protocol import NOTHING, Known, Policy
+from router.core.policies.policy_table import POLICIES, PolicySettings
+from router.core.state.cluster import Cluster
+from router.core.step_time import StepTime
+from router.core.types import Assignment, Dispatch, Hits, Outcome, Request, WorkerSpec, WorkerView
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.group_queue import DispatchSettings
+from router.serve.balancing import deciding
+
+CODE = (
+    *("router/core", "router/dispatch", "loadgen/engine", "loadgen/simulator/serving"),
+    *("loadgen/traces", "tests/bench/bench_prefill_decode.py"),
+)
+GROUP, STAGE = "default", "default/prefill"
+PREFILLS, DECODES, SLOTS, KV_TOKENS, CHUNK, BLOCK = 6, 8, 128, 1_000_000, 2048, 64
+DECODE = StepTime(5e-3, 9.5e-8, per_prompt_token_s=5e-5)
+PREFILL = PrefillTime().step_time
+ARMS = ("bfio", "through", "kv_cost", "prefix_score")
+WARMUP = 0.2
+FOREVER_S = 1e9
+
+
+@dataclass(frozen=True)
+class Case:
+    """A load: ``token_s`` to fetch a token's KV."""
+
+    name: str
+    trace: str
+    rate: float
+    token_s: float = TransferTime().per_token_s
+
+
+CASES = {
+    "mooncake": Case("mooncake", "mooncake-synthetic", 6.0),
+    "azure": Case("azure", "azure-conv", 70.0),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run, in engine seconds."""
+
+    case: str
+    arm: str
+    seed: int
+    ttft_mean_s: float
+    ttft_p99_s: float
+    tpot_mean_s: float
+    tpot_p99_s: float
+    passed_share: float
+    decode_hit_share: float
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Time passes only while nothing is to be done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now_s = 0.0
+
+    def time(self) -> float:
+        return self._now_s
+
+    def _run_once(self) -> None:
+        timers: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
+        if timers and not self._ready:  # type: ignore[attr-defined]
+            if timers[0].cancelled():  # else the first of the heap is due first
+                timers[:] = sorted(timer for timer in timers if not timer.cancelled())
+                self._timer_cancelled_count = 0
+            self._now_s = max(self._now_s, timers[0].when()) if timers else self._now_s
+        super()._run_once()  # type: ignore[misc]
+
+
+class SeesCaches(Policy):
+    """A rule that counts what a worker need not fetch."""
+
+    def __init__(self, rule: Policy, hits: Hits) -> None:
+        self._rule = rule
+        self._hits = hits
+
+    def assign(
+        self, waiting: Sequence[Request], workers: Sequence[WorkerView], known: Known = NOTHING
+    ) -> Sequence[Assignment]:
+        return self._rule.assign(waiting, workers, replace(known, hits=self._hits))
+
+
+class Barrier:
+    """Engines that step together, and tell the dispatcher."""
+
+    def __init__(self, fleet: "Fleet", ranks: Sequence[Rank], cost: StepTime) -> None:
+        self._fleet = fleet
+        self._ranks = ranks
+        self._cost = cost
+        self._steps = 0
+        self._stepping = False
+
+    def wake(self) -> None:
+        if self._stepping or not any(rank.engine.unfinished for rank in self._ranks):
+            return
+        self._stepping = True
+        now_s = self._fleet.loop.time()
+        seconds = 0.0
+        for rank in self._ranks:
+            prompts = rank.begin(now_s, prefill=True).prefill_tokens
+            engine = rank.engine
+            own_s = self._cost.seconds(engine.batch_tokens, len(engine.batch), prompts)
+            seconds = max(seconds, own_s)
+        self._fleet.loop.call_later(seconds, self._end, seconds)
+
+    def _end(self, seconds: float) -> None:
+        self._stepping, self._steps, now_s = False, self._steps + 1, self._fleet.loop.time()
+        told = [(rank, rank.finish(now_s, self._steps, seconds)) for rank in self._ranks]
+        for rank, snapshot in told:
+            self._fleet.dispatcher.apply(SnapshotReceived(rank.worker_id, snapshot, now_s))
+        for rank in self._ranks:
+            for request in rank.entered:
+                self._fleet.first.pop(request.id).set_result(now_s)
+            for request in rank.ended:
+                self._fleet.ended.pop(request.id).set_result(now_s)
+        # After what the requests do now.
+        self._fleet.loop.call_soon(self._fleet.loop.call_soon, self.wake)
+
+
+class Fleet:
+    """The router's dispatcher before modelled engines, for one run."""
+
+    def __init__(self, arm: str, turns: Sequence[Turn], seed: int, token_s: float) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.first: dict[str, asyncio.Future[float]] = {}
+        self.ended: dict[str, asyncio.Future[float]] = {}
+        self._arm = arm
+        self._turns = {f"es-{turn.number:020x}": turn for turn in turns}
+        self._transfer = TransferTime(per_token_s=token_s)
+        self._hit_tokens = 0
+        rule = arm if arm in POLICIES else "bfio"
+        chosen = deciding(ServeSettings(policy=rule, seed=seed))
+        settings = ServeSettings(
+            dispatch=Dispatch.POOL if rule == "bfio" else Dispatch.INSTANT, policy=rule
+        ).of(DispatchSettings)
+        specs = [WorkerSpec(f"d{rank}", "", slots=SLOTS) for rank in range(DECODES)]
+        specs += [WorkerSpec(f"p{rank}", "", role="prefill") for rank in range(PREFILLS)]
+        self.dispatcher = Dispatcher(
+            Cluster(specs, lockstep={GROUP}),
+            chosen.policy,
+            chosen.fallback,
+            replace(settings, snapshot_stale_s=FOREVER_S, queue_timeout_s=FOREVER_S),
+            self.loop.time,
+            chosen.look_ahead,
+        )
+        self._ranks = {spec.id: self._rank(spec, place) for place, spec in enumerate(specs)}
+        decode = [self._ranks[spec.id] for spec in specs if spec.role != "prefill"]
+        barrier = Barrier(self, decode, DECODE)
+        self._barriers = {rank.worker_id: barrier for rank in decode}
+        for name, group in self.dispatcher.cluster.groups.items():
+            ranks = [self._ranks[worker_id] for worker_id in group.workers]
+            group.prefix_hits = partial(self._hits, ranks)
+            if name == STAGE:
+                for rank in ranks:
+                    self._barriers[rank.worker_id] = Barrier(self, [rank], PREFILL)
+            if rule != "bfio":
+                policy = POLICIES[rule].make(PolicySettings(seed=seed))
+                self.dispatcher.deciders[name].policy = SeesCaches(policy, group.prefix_hits)
+
+    def _rank(self, spec: WorkerSpec, place: int) -> Rank:
+        slots = SLOTS if spec.role != "prefill" else CHUNK - 1
+        engine = Engine(
+            *(slots, KV_TOKENS),
+            block_tokens=BLOCK,
+            chunk=CHUNK,
+            lease_s=FOREVER_S,
+            prefix_cache=PrefixCache(),
+        )
+        rank = Rank(spec.id, spec.stage, place, engine)
+        self.dispatcher.apply(WorkerUp(spec.id))
+        told = rank.snapshot(0.0, 0, 0.0, None)
+        self.dispatcher.apply(SnapshotReceived(spec.id, told, 0.0))
+        return rank
+
+    def _hits(self, ranks: Sequence[Rank], request: Request) -> list[int]:
+        turn = self._turns[request.first_id]
+        return [rank.engine.hit_tokens(turn.chain, turn.prompt_tokens) for rank in ranks]
+
+    async def serve(self, turn: Turn) -> tuple[float, float]:
+        """One request; its TTFT and TPOT, nan with one output token."""
+        assert turn.arrival_s is not None
+        await asyncio.sleep(turn.arrival_s - self.loop.time())
+        port, prompt, fetch = self.dispatcher, turn.prompt_tokens, None
+        arrival_s = self.loop.time()
+        request = Request(
+            f"es-{turn.number:020x}", STAGE, prompt, arrival_s=arrival_s, exact=True
+        )
+        past = port.send_past(request) if self._arm == "bfio" else None
+        if past is None:
+            worker = await port.submit(request)
+            computing = EngineRequest(
+                *(request.id, prompt, 1), keeps_kv=True, chain=turn.chain[: prompt // BLOCK]
+            )
+            await self._run(worker.id, computing)[1]
+            kept = self._ranks[worker.id].engine.kept
+            fetch = partial(Fetch, kept, request.id, self._transfer)
+            past = port.hand_off(request, prompt, FOREVER_S)
+        request, waiter = past
+        worker = await waiter
+        engine, now_s = self._ranks[worker.id].engine, self.loop.time()
+        self._hit_tokens += engine.hit_tokens(turn.chain, prompt)
+        answering = EngineRequest(
+            *(request.id, prompt, turn.output_tokens),
+            fetch=fetch and fetch(now_s),
+            chain=turn.chain,
+        )
+        first, ended = self._run(worker.id, answering)
+        first_s = await first
+        port.began(request, worker.id, first_s)
+        port.apply(Fetched(request.id))
+        ended_s = await ended
+        port.end(request, Outcome.COMPLETED)
+        further = turn.output_tokens - 1
+        return first_s - arrival_s, (ended_s - first_s) / further if further else float("nan")
+
+    def _run(
+        self, worker_id: str, request: EngineRequest
+    ) -> tuple[asyncio.Future[float], asyncio.Future[float]]:
+        first = self.first[request.id] = self.loop.create_future()
+        ended = self.ended[request.id] = self.loop.create_future()
+        self._ranks[worker_id].add(request)
+        self._barriers[worker_id].wake()
+        return first, ended
+
+    async def run(self) -> dict[str, float]:
+        ticking = asyncio.create_task(self.dispatcher.run())
+        turns = self._turns.values()
+        found = await asyncio.gather(*map(self.serve, turns))
+        ticking.cancel()
+        ttft, tpot = np.array(found[int(WARMUP * len(found)) :]).T
+        stats = self.dispatcher.deciders[STAGE].stats
+        errors = sum(each.stats.policy_errors for each in self.dispatcher.deciders.values())
+        assert not errors
+        return {
+            "ttft_mean_s": float(ttft.mean()),
+            "ttft_p99_s": float(np.percentile(ttft, 99)),
+            "tpot_mean_s": float(np.nanmean(tpot)),
+            "tpot_p99_s": float(np.nanpercentile(tpot, 99)),
+            "passed_share": stats.passed / len(found),
+            "decode_hit_share": self._hit_tokens / sum(turn.prompt_tokens for turn in turns),
+        }
+
+
+def turns(case: Case, requests: int, seed: int) -> list[Turn]:
+    trace = load_trace(case.trace)
+    rows = trace.sample(requests, seed)
+    return turns_of(
+        ServingConfig(
+            policy="bfio",
+            trace=Trace(trace.name, "drawn", rows),
+            arrivals=ServingArrivals("poisson", case.rate),
+            requests=requests,
+            block_tokens=BLOCK,
+            seed=seed,
+        )
+    )
+
+
+def run(case: Case, arm: str, requests: int, seed: int) -> Row:
+    async def whole() -> dict[str, float]:
+        return await Fleet(arm, turns(case, requests, seed), seed, case.token_s).run()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return Row(case.name, arm, seed, **runner.run(whole()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    rows = list[Row]()
+    for name in given.cases.split(","):
+        for seed in range(given.seeds):
+            for arm in given.arms.split(","):
+                row = run(CASES[name], arm, given.requests, seed)
+                rows.append(row)
+                print(
+                    f"{name}, {arm}, seed {seed}: TTFT {row.ttft_mean_s:.3f} s (p99 "
+                    f"{row.ttft_p99_s:.2f}), TPOT {1e3 * row.tpot_mean_s:.2f} ms (p99 "
+                    f"{1e3 * row.tpot_p99_s:.1f}), past {row.passed_share:.1%}, "
+                    f"not fetched {row.decode_hit_share:.1%}",
+                    flush=True,
+                )
+    if given.json:
+        figures: dict[str, Any] = {
+            "requests": given.requests,
+            "cases": [asdict(CASES[name]) for name in given.cases.split(",")],
+            "rows": [asdict(row) for row in rows],
+        }
+        write_figures(given.json, figures, origin(Engines.SIMULATED, CODE))
+
+
+if __name__ == "__main__":
+    main()
