@@ -164,10 +164,11 @@ HAND_OFF = row(
         rate("evenstep_kv_expired_tokens_total"),
     ),
     lines(
-        "Hand-offs that went wrong",
-        "Per second: decode workers did the prompt themselves; prompts computed again since their "
-        "KV was gone; prompts computed twice since the prefill engine did not say where their KV "
-        "lies.",
+        "Prompts that take another way",
+        "Per second: past the prefill workers, since a decode worker was sooner; done whole, since "
+        "no prefill worker could; computed again, since their KV was gone; computed twice, since "
+        "the prefill engine did not say where their KV lies.",
+        Query(rate("evenstep_prefills_passed_total"), "{{group}} past"),
         Query(rate("evenstep_prefill_fallbacks_total"), "{{group}} done whole"),
         Query(rate("evenstep_prefills_repeated_total"), "{{group}} again"),
         Query(rate("evenstep_prefills_lost_total"), "{{group}} twice"),

@@ -221,9 +221,7 @@ class Fleet:
         await asyncio.sleep(turn.arrival_s - self.loop.time())
         port, prompt, fetch = self.dispatcher, turn.prompt_tokens, None
         arrival_s = self.loop.time()
-        request = Request(
-            f"es-{turn.number:020x}", STAGE, prompt, arrival_s=arrival_s, exact=True
-        )
+        request = Request(f"es-{turn.number:020x}", STAGE, prompt, arrival_s=arrival_s, exact=True)
         past = port.send_past(request) if self._arm == "bfio" else None
         if past is None:
             worker = await port.submit(request)
@@ -240,7 +238,7 @@ class Fleet:
         self._hit_tokens += engine.hit_tokens(turn.chain, prompt)
         answering = EngineRequest(
             *(request.id, prompt, turn.output_tokens),
-            fetch=fetch and fetch(now_s),
+            fetch=fetch(now_s) if fetch else None,
             chain=turn.chain,
         )
         first, ended = self._run(worker.id, answering)

@@ -99,8 +99,8 @@ class Story:
                 self.port.tick()
             case "slow":  # so that what fits on a decode worker is sooner there
                 self.slow_steps += 1
-                told = structs.replace(snapshot("full", self.slow_steps), scheduled_prefill_tokens=1)
-                told = structs.replace(told, step_s=float(number % 2))
+                told = snapshot("full", self.slow_steps, step_s=float(number % 2))
+                told = structs.replace(told, scheduled_prefill_tokens=1)
                 self.port.apply(SnapshotReceived("pq"[number // 5], told, self.now_s))
             case _ if self.alive:
                 self.touch(step, list(self.alive)[number % len(self.alive)])

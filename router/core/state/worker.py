@@ -174,9 +174,8 @@ class Worker:
         feed, pending = self.feed, 0
         for token, parts in self.unseen.items():
             flight = self._in_flight[token]
-            if flight.request.computed:
-                continue
-            if feed is not None or not flight.generated_tokens:
+            due = feed is not None or not flight.generated_tokens
+            if due and not flight.request.computed:
                 pending += parts * (flight.request.prompt_tokens - flight.cached_tokens)
         if feed is not None:
             pending += feed.prefill_left

@@ -68,7 +68,8 @@ def test_who_steps_alone_delays_its_own_requests() -> None:
             message = told(cached, *range(9 - cached // 40), sequence=step)
             hear(cluster, worker_id, structs.replace(message, step=first + step, step_s=0.01))
     group = cluster.groups["default"]
-    assert (group.barrier, [view.requests for view in group.views(Dispatch.POOL)]) == (False, [9, 5])
+    requests = [view.requests for view in group.views(Dispatch.POOL)]
+    assert (group.barrier, requests) == (False, [9, 5])
     group.fix_step_time(StepTime(1.0, per_prompt_token_s=1.6e-3))
     assert chosen(cluster) == "b", "6 * 25.6 ms"
     group.fix_step_time(StepTime(1.0, per_prompt_token_s=1.7e-3))
