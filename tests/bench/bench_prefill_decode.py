@@ -1,14 +1,14 @@
 """Prefill and decode apart, prefixes cached at both: our default beside kv_cost and prefix_score.
 
-    python tests/bench/bench_prefill_decode.py [--cases mooncake,azure] [--seeds 3]
-        [--requests 2000] [--arms bfio,through,kv_cost,prefix_score] [--json FILE]
+    python tests/bench/bench_prefill_decode.py [--cases mooncake,mooncake-busy,azure,azure-busy]
+        [--arms bfio,through,kv_cost,prefix_score] [--seeds 3] [--json FILE]
 
 Simulated: the live dispatcher decides, on an event loop whose time passes only while nothing is to
 be done, before the engines of the emulated fleet. 6 prefill workers, each stepping alone, and 8
 decode workers behind a barrier fetch what they have not cached. `through`: bfio, and all prompts
 go through the prefill workers. kv_cost and prefix_score choose the worker at both stages, by what
 it has cached there, and dispatch on arrival at the second. Seeds are of the arrivals, and of
-Azure's requests; the first fifth of the requests is left out.
+Azure's requests; the first fifth of the requests is left out. --json takes a part for each case.
 """
 
 import argparse
@@ -16,8 +16,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from loadgen.engine.kv_handoff import Fetch, TransferTime
 from loadgen.engine.prefill_settings import PrefillTime
 from loadgen.engine.prefix_cache import PrefixCache
 from loadgen.engine.request import EngineRequest
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin, write_part
 from loadgen.simulator.serving.rank import Rank
 from loadgen.simulator.serving.serving_config import ServingArrivals, ServingConfig
 from loadgen.simulator.serving.turns import Turn, turns_of
@@ -57,17 +57,24 @@ FOREVER_S = 1e9
 
 @dataclass(frozen=True)
 class Case:
-    """A load: ``token_s`` to fetch a token's KV."""
+    """A load.
 
-    name: str
+    Attributes:
+        rate: requests per second.
+        token_s: to fetch a token's KV.
+    """
+
     trace: str
+    requests: int
     rate: float
     token_s: float = TransferTime().per_token_s
 
 
 CASES = {
-    "mooncake": Case("mooncake", "mooncake-synthetic", 6.0),
-    "azure": Case("azure", "azure-conv", 70.0),
+    "mooncake": Case("mooncake-synthetic", 800, 6.0),
+    "mooncake-busy": Case("mooncake-synthetic", 800, 9.0),
+    "azure": Case("azure-conv", 2000, 70.0),
+    "azure-busy": Case("azure-conv", 2000, 95.0),
 }
 
 
@@ -75,7 +82,6 @@ CASES = {
 class Row:
     """One run, in engine seconds."""
 
-    case: str
     arm: str
     seed: int
     ttft_mean_s: float
@@ -278,27 +284,27 @@ class Fleet:
         }
 
 
-def turns(case: Case, requests: int, seed: int) -> list[Turn]:
+def turns(case: Case, seed: int) -> list[Turn]:
     trace = load_trace(case.trace)
-    rows = trace.sample(requests, seed)
+    rows = trace.sample(case.requests, seed)
     return turns_of(
         ServingConfig(
             policy="bfio",
             trace=Trace(trace.name, "drawn", rows),
             arrivals=ServingArrivals("poisson", case.rate),
-            requests=requests,
+            requests=case.requests,
             block_tokens=BLOCK,
             seed=seed,
         )
     )
 
 
-def run(case: Case, arm: str, requests: int, seed: int) -> Row:
+def run(case: Case, arm: str, seed: int) -> Row:
     async def whole() -> dict[str, float]:
-        return await Fleet(arm, turns(case, requests, seed), seed, case.token_s).run()
+        return await Fleet(arm, turns(case, seed), seed, case.token_s).run()
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return Row(case.name, arm, seed, **runner.run(whole()))
+        return Row(arm, seed, **runner.run(whole()))
 
 
 def main() -> None:
@@ -306,29 +312,23 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    rows = list[Row]()
     for name in given.cases.split(","):
-        for seed in range(given.seeds):
-            for arm in given.arms.split(","):
-                row = run(CASES[name], arm, given.requests, seed)
-                rows.append(row)
-                print(
-                    f"{name}, {arm}, seed {seed}: TTFT {row.ttft_mean_s:.3f} s (p99 "
-                    f"{row.ttft_p99_s:.2f}), TPOT {1e3 * row.tpot_mean_s:.2f} ms (p99 "
-                    f"{1e3 * row.tpot_p99_s:.1f}), past {row.passed_share:.1%}, "
-                    f"not fetched {row.decode_hit_share:.1%}",
-                    flush=True,
-                )
-    if given.json:
-        figures: dict[str, Any] = {
-            "requests": given.requests,
-            "cases": [asdict(CASES[name]) for name in given.cases.split(",")],
-            "rows": [asdict(row) for row in rows],
-        }
-        write_figures(given.json, figures, origin(Engines.SIMULATED, CODE))
+        rows = list[Row]()
+        for seed, arm in product(range(given.seeds), given.arms.split(",")):
+            row = run(CASES[name], arm, seed)
+            rows.append(row)
+            print(
+                f"{name}, {arm}, seed {seed}: TTFT {row.ttft_mean_s:.3f} s (p99 "
+                f"{row.ttft_p99_s:.2f}), TPOT {1e3 * row.tpot_mean_s:.2f} ms (p99 "
+                f"{1e3 * row.tpot_p99_s:.1f}), past {row.passed_share:.1%}, "
+                f"not fetched {row.decode_hit_share:.1%}",
+                flush=True,
+            )
+        if given.json:
+            part = {**asdict(CASES[name]), "rows": [asdict(row) for row in rows]}
+            write_part(given.json, name, part, origin(Engines.SIMULATED, CODE))
 
 
 if __name__ == "__main__":
