@@ -123,3 +123,40 @@ def plugin_cost() -> Table:
             continue
         rows.append((name, f"{row['hook_us']:.0f} us", beside))
     return words_table(("", "hooks", "beside it"), rows)
+
+
+_LOADS = {"mooncake-synthetic": "Mooncake's synthetic", "azure-conv": "Azure conversations"}
+_ARMS = {"through": "`bfio`, all through prefill workers", "bfio": "`bfio`"}
+
+
+def short_misses() -> Table:
+    """Prefill and decode apart, with prefix caches at both: means over seeds, and each seed's."""
+    rows = []
+    for found in kept("handoff/short_misses.json").values():
+        ours = [run for run in found["rows"] if run["arm"] == "bfio"]
+        load = f"{_LOADS[found['trace']]}, {found['rate']:g}/s"
+        for arm in dict.fromkeys(run["arm"] for run in found["rows"]):
+            runs = [run for run in found["rows"] if run["arm"] == arm]
+            times = [
+                _beside(runs, ours, f"{name}_mean_s", scale, digits)
+                for name, scale, digits in (("ttft", 1, 3), ("tpot", 1e3, 2))
+            ]
+            past = fmean(run["passed_share"] for run in runs)
+            hits = fmean(run["decode_hit_share"] for run in runs)
+            shares = f"{100 * past:.1f} %", f"{100 * hits:.1f} %"
+            rows.append((load, _ARMS.get(arm, f"`{arm}`"), *times, *shares))
+    header = (
+        *("trace, rate", "policy", "TTFT, s (of `bfio`'s, each seed's)", "TPOT, ms (the same)"),
+        *("prompts past prefill workers", "prompt tokens not fetched"),
+    )
+    return words_table(header, rows)
+
+
+def _beside(
+    runs: list[Figures], ours: list[Figures], name: str, scale: float, digits: int
+) -> str:
+    mean = scale * fmean(run[name] for run in runs)
+    if runs == ours:
+        return f"{mean:.{digits}f}"
+    ratios = [run[name] / own[name] for run, own in zip(runs, ours, strict=True)]
+    return f"{mean:.{digits}f} (x {min(ratios):.2f} to {max(ratios):.2f})"

@@ -273,6 +273,7 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "fair shares": fair_share,
     "switches": switches,
     "hand-off": handoff,
+    "short misses": prefix_tables.short_misses,
     "engine model": engine_model,
     "kept files": kept_files,
 }
