@@ -152,9 +152,7 @@ def short_misses() -> Table:
     return words_table(header, rows)
 
 
-def _beside(
-    runs: list[Figures], ours: list[Figures], name: str, scale: float, digits: int
-) -> str:
+def _beside(runs: list[Figures], ours: list[Figures], name: str, scale: float, digits: int) -> str:
     mean = scale * fmean(run[name] for run in runs)
     if runs == ours:
         return f"{mean:.{digits}f}"
