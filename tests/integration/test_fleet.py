@@ -10,6 +10,7 @@ import pytest
 from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError, NoWorkerError, PoolFullError, QueueTimeoutError
 from router.core.events import Fetched, SnapshotReceived, WorkerDown, WorkerUp
+from router.core.forecast.learned_profile import PROMPT_RATIO
 from router.core.policies.baselines import PerRequest
 from router.core.step_time import StepTime
 from router.core.types import Dispatch, Outcome, WorkerSpec
@@ -458,7 +459,7 @@ async def test_a_fixed_step_time_counts_from_the_next_round_on() -> None:
     rig.add("x", group="later")
     assert ratios(rig, "later") == pytest.approx((400, 100))
     reload(bfio)
-    assert (ratios(rig), ratios(rig, "later")) == ((0.0, 0.0), (0.0, 0.0))
+    assert (ratios(rig), ratios(rig, "later")) == ((0.0, 0.0), (0.0, PROMPT_RATIO))
 
 
 async def test_prompt_budgets_come_and_go_with_the_settings() -> None:
