@@ -10,9 +10,8 @@ from functools import cache
 
 import numpy as np
 
-from loadgen.figures.fingerprints import Code, decode_code
-from loadgen.figures.samples import Key
-from loadgen.figures.trials import QUICK_SEEDS, QUICK_SHARE, SEEDS, Run
+from loadgen.figures.fingerprints import DECODE_FOLDERS, HANDOFF_FOLDERS
+from loadgen.figures.trials import QUICK_SEEDS, QUICK_SHARE, Run, Trial
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig, flag, usual_pool
 from loadgen.simulator.decode.decode_results import StepRecords
@@ -38,20 +37,16 @@ BEFORE_REFILL = "imbalance_before_refill_tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Case(Trial):
     """One row of a study.
 
     Attributes:
-        key: unique key in the study.
         config: settings of the simulation; the seed is replaced.
-        seeds: number of repetitions, with the seeds 0, 1, ...
         before_refill: measure the imbalance before each refill of free slots as well.
         keep_records: keep every step of the first seed.
     """
 
-    key: Key
     config: DecodeConfig
-    seeds: int = SEEDS
     before_refill: bool = False
     keep_records: bool = False
 
@@ -62,18 +57,34 @@ class Case:
         return (*_KEPT, *_CHOSEN, *prefill, *before)
 
     @property
-    def command(self) -> str | None:
-        return command_line(self.config)
+    def code(self) -> Sequence[str]:
+        return HANDOFF_FOLDERS if self.config.prefill else DECODE_FOLDERS
 
     @property
     def differs(self) -> Mapping[str, object]:
         """Settings that differ from the paper's conditions."""
-        return differing(self.config)
+        config = self.config
+        default = settings(DecodeConfig(policy="bfio", lengths=config.lengths, **PAPER))
+        required = {"policy": config.policy, "lengths": config.lengths.name}
+        given = settings(config).items()
+        return required | {name: value for name, value in given if value != default.get(name)}
 
     @property
-    def code(self) -> Code:
-        prefill_workers = self.config.prefill is not None
-        return decode_code(self.config.policy, prefill_workers=prefill_workers)
+    def command(self) -> str | None:
+        config, lengths = self.config, self.config.lengths
+        if config.known_profile is not None:
+            return None
+        default = DecodeConfig(policy="bfio", lengths=lengths, pool=usual_pool(config.arrivals))
+        flags = [f"--policy {config.policy}", f"--lengths {lengths.name}"]
+        if isinstance(lengths, TraceLengths):
+            bundled = {path.name: name for name, path in BUNDLED.items()}
+            flags[1] = f"--trace {shlex.quote(bundled.get(lengths.name, lengths.name))}"
+        for name in _PLAIN_FLAGS:
+            value = getattr(config, name)
+            if value != getattr(default, name):
+                shown = value.value if isinstance(value, Dispatch) else value
+                flags.append(f"{flag(name)} {shown}")
+        return " ".join(["evenstep simulate decode", *flags, *_composed_flags(config, default)])
 
     def depends_on(self, seed: int) -> list[object]:
         lengths, drawn = self.config.lengths, self.config.lengths.name
@@ -111,24 +122,14 @@ class Case:
 
 
 class BeforeRefill(Policy):
-    """A policy that records the imbalance before it fills the workers' slots.
-
-    Args:
-        policy: policy that decides.
-
-    Attributes:
-        imbalances: G max L - sum L at each decision, in tokens.
-    """
+    """A policy that records the imbalance before it fills the workers' slots."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self.imbalances: list[int] = []
+        self.imbalances: list[int] = []  # G max L - sum L at each decision, in tokens
 
     def assign(
-        self,
-        waiting: Sequence[Request],
-        workers: Sequence[WorkerView],
-        known: Known = NOTHING,
+        self, waiting: Sequence[Request], workers: Sequence[WorkerView], known: Known = NOTHING
     ) -> Sequence[Assignment]:
         loads = [worker.load_tokens for worker in workers]
         self.imbalances.append(len(loads) * max(loads) - sum(loads))
@@ -148,32 +149,6 @@ def settings(config: DecodeConfig) -> dict[str, object]:
     return everything
 
 
-def differing(config: DecodeConfig) -> dict[str, object]:
-    """Settings that differ from the paper's conditions."""
-    default = settings(DecodeConfig(policy="bfio", lengths=config.lengths, **PAPER))
-    required = {"policy": config.policy, "lengths": config.lengths.name}
-    found = {name: value for name, value in settings(config).items() if value != default.get(name)}
-    return required | found
-
-
-def command_line(config: DecodeConfig) -> str | None:
-    """Command that simulates the first seed; None if flags cannot express it."""
-    if config.known_profile is not None:
-        return None
-    default = DecodeConfig(policy="bfio", lengths=config.lengths, pool=usual_pool(config.arrivals))
-    lengths = f"--lengths {config.lengths.name}"
-    if isinstance(config.lengths, TraceLengths):
-        bundled = {path.name: name for name, path in BUNDLED.items()}
-        lengths = f"--trace {shlex.quote(bundled.get(config.lengths.name, config.lengths.name))}"
-    flags = [f"--policy {config.policy}", lengths]
-    for name in _PLAIN_FLAGS:
-        value = getattr(config, name)
-        if value != getattr(default, name):
-            shown = value.value if isinstance(value, Dispatch) else value
-            flags.append(f"{flag(name)} {shown}")
-    return " ".join(["evenstep simulate decode", *flags, *_composed_flags(config, default)])
-
-
 _PLAIN_FLAGS = (
     *("workers", "slots", "pool", "steps", "warmup", *PARAMETERS),
     *("deadline_steps", "dispatch_delay", "overcommit", "kv_tokens", "arrivals", "dispatch"),
@@ -191,19 +166,16 @@ def _composed_flags(config: DecodeConfig, default: DecodeConfig) -> Iterator[str
         yield f"--prefill-cost {profile.prefill_beta:g},{profile.prefill_chunk}"
     if time != default.step_time:
         yield f"--step-time {time}"
-    if config.prefill is not None:
-        yield from _prefill_flags(config.prefill)
-
-
-def _prefill_flags(prefill: PrefillConfig) -> Iterator[str]:
-    default = PrefillConfig(prefill.workers)
-    time, transfer = prefill.time, prefill.transfer
+    if (prefill := config.prefill) is None:
+        return
+    usual = PrefillConfig(prefill.workers)
+    computes, transfer = prefill.time, prefill.transfer
     yield f"--prefill-workers {prefill.workers}"
-    if time != default.time:
-        yield f"--prefill-step-time {time.base_s:g},{time.per_token_s:g}"
-    if prefill.chunk != default.chunk:
+    if computes != usual.time:
+        yield f"--prefill-step-time {computes.base_s:g},{computes.per_token_s:g}"
+    if prefill.chunk != usual.chunk:
         yield f"--prefill-chunk {prefill.chunk}"
     if prefill.kv_tokens:
         yield f"--prefill-kv-tokens {prefill.kv_tokens}"
-    if transfer != default.transfer:
+    if transfer != usual.transfer:
         yield f"--kv-transfer-time {transfer.latency_s:g},{transfer.per_token_s:g}"

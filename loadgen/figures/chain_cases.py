@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from loadgen.chains.chains_command import ChainsOptions
 from loadgen.chains.chains_results import compare
 from loadgen.chains.scenario import BLOOM_176B
-from loadgen.figures.commands import differing, typed
-from loadgen.figures.fingerprints import Code, chain_code
-from loadgen.figures.samples import Key, Sample
-from loadgen.figures.trials import QUICK_SEEDS, QUICK_SHARE, Run
+from loadgen.figures.fingerprints import CHAIN_FOLDERS, file_of
+from loadgen.figures.samples import Sample
+from loadgen.figures.trials import QUICK_SHARE, CommandTrial, Run, Trial
 from router.commands.json_output import finite
 from router.core.errors import InputError
 from router.core.placement.model import Model, Server
@@ -30,82 +29,61 @@ _NONE = "no_chain"
 
 
 @dataclass(frozen=True, slots=True)
-class ChainCase:
-    """Requests on a random deployment.
+class ChainCase(CommandTrial[ChainsOptions]):
+    """Requests on random deployments, one for each seed.
 
     A deployment without room for all blocks has ``no_chain`` 1 and no figures.
-
-    Attributes:
-        key: unique key in the study.
-        options: options of the command; the seed is replaced.
-        seeds: number of deployments with their requests, with the seeds 0, 1, ...
     """
 
-    key: Key
-    options: ChainsOptions
-    seeds: int = DEPLOYMENTS
+    seeds: int = field(default=DEPLOYMENTS, kw_only=True)
 
-    metrics: ClassVar[tuple[str, ...]] = (*_KEPT, _NONE)
+    name: ClassVar = "simulate chains"
+    always: ClassVar = ("policy", "placement")
+    metrics: ClassVar = (*_KEPT, _NONE)
+    code: ClassVar = CHAIN_FOLDERS
 
-    @property
-    def command(self) -> str:
-        return typed("evenstep simulate chains", self.differs)
-
-    @property
-    def differs(self) -> Mapping[str, object]:
-        return differing(replace(self.options, repeats=1), "policy", "placement")
-
-    @property
-    def code(self) -> Code:
-        return chain_code()
+    def seeded(self, seed: int) -> ChainsOptions:
+        return replace(self.options, repeats=1, seed=seed)
 
     def depends_on(self, seed: int) -> list[object]:
         return [dict(self.differs), seed]
 
     def run(self, seed: int) -> Run:
         try:
-            report = compare(replace(self.options, repeats=1, seed=seed).config()).report()
+            report = compare(self.seeded(seed).config()).report()
         except InputError:
             return dict.fromkeys(_KEPT) | {_NONE: 1}
         return {name: report[name] for name in _KEPT} | {_NONE: 0}
 
     def shortened(self) -> ChainCase:
         requests, warmup = (n // QUICK_SHARE for n in (self.options.requests, self.options.warmup))
-        small = replace(self.options, requests=requests, warmup=warmup)
-        return replace(self, options=small, seeds=min(self.seeds, QUICK_SEEDS))
+        return self.shorter(requests=requests, warmup=warmup)
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
-    """Properties of a random deployment that need no simulation.
+class Computed(Trial):
+    """Properties of random deployments that need no simulation.
 
     Attributes:
-        key: unique key in the study.
         function: module-level function of a seed and ``arguments``; it returns ``metrics``.
-        arguments: JSON-able keyword arguments.
         metrics: names of the returned values; values that are not finite count as missing.
-        seeds: number of deployments, with the seeds 0, 1, ...
+        arguments: JSON-able keyword arguments.
     """
 
-    key: Key
     function: Callable[..., Mapping[str, float | None]]
     metrics: tuple[str, ...]
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    seeds: int = DEPLOYMENTS
+    seeds: int = field(default=DEPLOYMENTS, kw_only=True)
 
-    @property
-    def command(self) -> None:
-        """There is no such command."""
+    command: ClassVar = None
 
     @property
     def differs(self) -> Mapping[str, object]:
-        """All arguments of the function."""
         return self.arguments
 
     @property
-    def code(self) -> Code:
-        """The placement's code and the function's module."""
-        return chain_code(self.function.__module__)
+    def code(self) -> Sequence[str]:
+        return (*CHAIN_FOLDERS, file_of(self.function.__module__))
 
     def depends_on(self, seed: int) -> list[object]:
         return [self.function.__qualname__, dict(self.arguments), seed]
@@ -113,9 +91,6 @@ class Computed:
     def run(self, seed: int) -> Run:
         found = self.function(seed, **self.arguments)
         return {name: finite(value) for name, value in found.items()}
-
-    def shortened(self) -> Computed:
-        return replace(self, seeds=min(self.seeds, QUICK_SEEDS))
 
 
 def deployment(seed: int, **changes: Any) -> tuple[Model, list[Server]]:

@@ -10,18 +10,10 @@ from loadgen.report.numbers import number
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A bound and the number found.
+    """A bound and the number found."""
 
-    Attributes:
-        text: the claim, without the number.
-        found: the number; NaN counts as missed.
-        bound: its limit.
-        at_most: whether the bound is an upper one.
-        remark: caveat for the reader.
-    """
-
-    text: str
-    found: float
+    text: str  # without the number
+    found: float  # NaN counts as missed
     bound: float
     at_most: bool = True
     remark: str = ""

@@ -64,7 +64,7 @@ def _study(name: str, bench: Bench, out: Path, console: Console) -> None:
     _say(console, f"== {name}: {study.title}")
     outcomes = study.measure(bench)
     if study.draws:
-        study.draw(outcomes, out / picture_name(name))
+        study.draw(outcomes, out / f"{name}.png")
     _write(out, name, outcomes, quick=bench.quick)
     for claim in () if bench.quick else claims_of(name, outcomes):
         text, bound, found, verdict = claim.row()
@@ -83,10 +83,5 @@ def _write(out: Path, name: str, outcomes: Outcomes, *, quick: bool) -> None:
     ordered = {each: found[each] for each in STUDIES if each in found}
     written = document(ordered, origins, quick=quick)
     (out / JSON_NAME).write_text(json_text(written), encoding="utf-8")
-    pictures = {each: picture_name(each) for each in ordered if STUDIES[each].draws}
+    pictures = {each: f"{each}.png" for each in ordered if STUDIES[each].draws}
     (out / MARKDOWN_NAME).write_text(markdown(ordered, pictures, quick=quick), encoding="utf-8")
-
-
-def picture_name(name: str) -> str:
-    """File name of a study's picture."""
-    return f"{name}.png"

@@ -37,12 +37,9 @@ def document(
     *,
     quick: bool = False,
 ) -> Document:
-    """Every number with its settings and its command, JSON-able.
+    """Every number with its settings and its command, JSON-able, by name of the study.
 
-    Args:
-        outcomes: outcomes by name of the study.
-        origins: origins of the outcomes, as far as they are known.
-        quick: whether they come from shortened runs.
+    ``quick``: from shortened runs. ``origins``: as far as they are known.
     """
     mark = {"quick": True} if quick else {}
     defaults = settings(config("burstgpt", "bfio, no look-ahead"))
@@ -98,11 +95,7 @@ def outcomes_of(document_: Document) -> dict[str, Outcomes]:
 
 
 def read_document(folder: Path, *, quick: bool = False) -> Document | None:
-    """The document of an earlier run; None if there is none.
-
-    Args:
-        folder: folder of the document.
-        quick: whether shortened runs will complete it.
+    """The document of an earlier run, which ``quick`` runs will complete; None if there is none.
 
     Raises:
         InputError: the file is no such document, the present studies cannot show it, or one of file

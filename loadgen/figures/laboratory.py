@@ -23,7 +23,7 @@ _Paths = Mapping[tuple[Key, int], Path]
 
 
 class Laboratory(Protocol):
-    """Executes the cases of studies."""
+    """Executes the trials of studies."""
 
     def run(self, trials: Sequence[Trial]) -> Outcomes:
         """Run every repetition of every trial; outcomes keep the trials' order."""
@@ -32,19 +32,12 @@ class Laboratory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A laboratory on this machine.
+    """A laboratory on this machine."""
 
-    Attributes:
-        folder: folder with one file per finished run.
-        processes: number of parallel runs.
-        quick: fewer steps and seeds, as a smoke test; the figures mean nothing.
-        tell: callback for progress.
-    """
-
-    folder: Path
-    processes: int = 2
-    quick: bool = False
-    tell: Tell = lambda _: None
+    folder: Path  # one file per finished run
+    processes: int = 2  # parallel runs
+    quick: bool = False  # fewer steps and seeds, as a smoke test; the figures mean nothing
+    tell: Tell = lambda _: None  # progress
 
     def run(self, trials: Sequence[Trial]) -> Outcomes:
         trials = [trial.shortened() if self.quick else trial for trial in trials]
@@ -56,22 +49,19 @@ class Bench:
         }
         missing = [each for each in wanted if not _readable(*each, paths)]
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._do(missing, paths)
-        return {
-            trial.key: _sample(trial, [_read(paths[trial.key, n]) for n in range(trial.seeds)])
-            for trial in trials
-        }
-
-    def _do(self, wanted: Sequence[tuple[Trial, int]], paths: _Paths) -> None:
         begun_s = time.monotonic()
-        for done, (trial, seed, run) in enumerate(self._finished(wanted), 1):
+        for done, (trial, seed, run) in enumerate(self._finished(missing), 1):
             path = paths[trial.key, seed]
             part = path.with_suffix(".part")
             part.write_text(json.dumps(run), encoding="utf-8")
             part.replace(path)
-            left_s = (time.monotonic() - begun_s) / done * (len(wanted) - done)
-            name = " ".join(trial.key)
-            self.tell(f"{done}/{len(wanted)} {name}, seed {seed}; about {left_s / 60:.0f} min left")
+            left_min = (time.monotonic() - begun_s) / done * (len(missing) - done) / 60
+            told = f"{done}/{len(missing)} {' '.join(trial.key)}, seed {seed}"
+            self.tell(f"{told}; about {left_min:.0f} min left")
+        return {
+            trial.key: _sample(trial, [_read(paths[trial.key, n]) for n in range(trial.seeds)])
+            for trial in trials
+        }
 
     def _finished(self, wanted: Sequence[tuple[Trial, int]]) -> Iterator[tuple[Trial, int, Run]]:
         if self.processes == 1 or len(wanted) < 2:

@@ -15,19 +15,12 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The runs of one case, one per seed.
+    """The runs of one trial, one per seed."""
 
-    Attributes:
-        values: values by metric, one per seed; None for a metric that a run lacks.
-        command: command that repeats the first run; None if flags cannot express it.
-        differs: settings that differ from the paper's conditions.
-        records: every step of the first run, if kept.
-    """
-
-    values: Mapping[str, Sequence[float | None]]
+    values: Mapping[str, Sequence[float | None]]  # by metric; None where a run lacks it
     command: str | None = None
     differs: Mapping[str, object] | None = None
-    records: StepRecords | None = None
+    records: StepRecords | None = None  # every step of the first run, if kept
 
     def each(self, metric: str) -> list[float]:
         """Values of every seed that has the metric."""
@@ -44,7 +37,6 @@ class Sample:
         return fmean(values) if values else math.nan
 
     def ratio(self, other: Sample, metric: str) -> float:
-        """Ratio of the means."""
         return self.mean(metric) / other.mean(metric)
 
 

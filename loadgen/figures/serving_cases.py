@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import ClassVar
 
-from loadgen.figures.commands import differing, typed
-from loadgen.figures.fingerprints import Code, serving_code
-from loadgen.figures.samples import Key
-from loadgen.figures.trials import QUICK_SEEDS, QUICK_SHARE, SEEDS, Run
+from loadgen.figures.fingerprints import SERVING_FOLDERS, file_of
+from loadgen.figures.trials import QUICK_SHARE, CommandTrial, Run
 from loadgen.simulator.serving.serving_command import ServingOptions
 from loadgen.simulator.serving.serving_results import ServingResult
 from loadgen.simulator.serving.serving_simulation import simulate_serving
@@ -23,47 +21,38 @@ _LEAST_REQUESTS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class ServingCase:
+class ServingCase(CommandTrial[ServingOptions]):
     """One row of a study.
 
     Attributes:
-        key: unique key in the study.
-        options: options of the command; the seed is replaced.
         make: policy by seed, in place of the one of the options, with its numbers as arguments;
             None: that one.
-        seeds: number of repetitions, with the seeds 0, 1, ...
     """
 
-    key: Key
-    options: ServingOptions
     make: partial[Policy] | None = None
-    seeds: int = SEEDS
 
-    metrics: ClassVar[tuple[str, ...]] = _KEPT
+    name: ClassVar = "simulate serving"
+    always: ClassVar = ("policy",)
+    metrics: ClassVar = _KEPT
 
     @property
-    def code(self) -> Code:
-        return serving_code(self.options.policy)
+    def code(self) -> Sequence[str]:
+        own = [file_of(self.make.func.__module__)] if self.make else []
+        return (*SERVING_FOLDERS, *own)
 
     @property
     def command(self) -> str | None:
-        return None if self.make else typed("evenstep simulate serving", self.differs)
-
-    @property
-    def differs(self) -> Mapping[str, object]:
-        return differing(self.options, "policy")
+        return None if self.make else super(ServingCase, self).command
 
     def depends_on(self, seed: int) -> list[object]:
-        made = () if self.make is None else (*self.key, repr(self.make.args))
-        return [replace(self.options, seed=seed).config().described(), *made]
+        made = (*self.key, repr(self.make.args)) if self.make else ()
+        return [*super(ServingCase, self).depends_on(seed), *made]
 
     def run(self, seed: int) -> Run:
-        config = replace(self.options, seed=seed).config()
-        policy = None if self.make is None else self.make(seed)
-        result = simulate_serving(config, policy=policy)
+        policy = self.make(seed) if self.make else None
+        result = simulate_serving(self.seeded(seed).config(), policy=policy)
         return {name: getattr(result, name) for name in _KEPT}
 
     def shortened(self) -> ServingCase:
-        requests = max(_LEAST_REQUESTS, self.options.requests // QUICK_SHARE)
-        small = replace(self.options, requests=requests)
-        return replace(self, options=small, seeds=min(self.seeds, QUICK_SEEDS))
+        requests = self.options.requests // QUICK_SHARE
+        return self.shorter(requests=max(_LEAST_REQUESTS, requests))

@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 from loadgen.engine.engine_features import EngineFeatures
 from loadgen.figures.cases import trace_lengths
 from loadgen.figures.claims import Claim
-from loadgen.figures.fingerprints import DECODE_FOLDERS
+from loadgen.figures.fingerprints import DECODE_FOLDERS, file_of
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.tables import Table
+from loadgen.figures.trials import Trial
 from loadgen.report.origin import Document, Engines, origin
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.oracle import Knowledge
@@ -21,7 +22,6 @@ from loadgen.traces.trace_files import BLOCK_TOKENS
 TRACE_NAMES: Mapping[str, str] = MappingProxyType(
     {"burstgpt": "BurstGPT lengths", "azure-conv": "Azure conversation lengths"}
 )
-
 
 # Workers hold tokens and grow; prompts are computed elsewhere.
 DECODING: Mapping[str, object] = MappingProxyType(
@@ -43,7 +43,6 @@ class Study(ABC):
     """One question to the simulator.
 
     Attributes:
-        title: subject of the study.
         conditions: conditions of the simulation, in a sentence or two.
         code: files and folders that decide its figures, beside its own file.
         physics: which features its engines have, beside the sizes that its cases name.
@@ -54,13 +53,16 @@ class Study(ABC):
     code: ClassVar[Sequence[str]] = DECODE_FOLDERS
     physics: ClassVar[Mapping[str, object]] = DECODING
 
-    @abstractmethod
+    def cases(self) -> Iterable[Trial]:
+        """What is run; a study whose cases depend on others' outcomes has its own ``measure``."""
+        return ()
+
     def measure(self, laboratory: Laboratory) -> Outcomes:
         """Have the cases run."""
+        return laboratory.run(list(self.cases()))
 
     @abstractmethod
-    def tables(self, outcomes: Outcomes) -> Sequence[Table]:
-        """The outcomes as tables."""
+    def tables(self, outcomes: Outcomes) -> Sequence[Table]: ...
 
     def claims(self, outcomes: Outcomes) -> Iterable[Claim]:
         """Claims about the outcomes; one that fails is shown as missed."""
@@ -76,13 +78,12 @@ class Study(ABC):
 
     @property
     def draws(self) -> bool:
-        """Whether there is a picture."""
         return type(self).draw is not Study.draw
 
     def origin(self) -> Document:
         """Origin of figures that are simulated now."""
-        own = type(self).__module__.replace(".", "/") + ".py"
-        return origin(Engines.SIMULATED, (*self.code, own), self.physics)
+        code = (*self.code, file_of(type(self).__module__))
+        return origin(Engines.SIMULATED, code, self.physics)
 
 
 def _way(policy: str, **changes: Any) -> Mapping[str, Any]:
@@ -122,11 +123,8 @@ GREEDY, GREEDY_ORACLE = "balance_route H=0", "balance_route H=20, oracle"
 
 
 def config(trace: str, way: str, **changes: Any) -> DecodeConfig:
-    """A bundled trace under the paper's conditions: G=16, B=72, pool 128, 4,500 steps.
+    """One of ``TRACE_NAMES`` and of ``WAYS`` under the paper's conditions, with changed fields.
 
-    Args:
-        trace: name from ``TRACE_NAMES``.
-        way: name from ``WAYS``.
-        changes: fields of ``DecodeConfig`` to replace.
+    These are G=16, B=72, pool 128 and 4,500 steps.
     """
     return DecodeConfig(**{**PAPER, "lengths": trace_lengths(trace), **WAYS[way], **changes})

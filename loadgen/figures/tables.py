@@ -1,32 +1,30 @@
 """Markdown tables of means with their 95 % intervals."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from loadgen.figures.samples import Sample
+from loadgen.report.charts import Line
 from loadgen.report.intervals import Estimate
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A metric as a column.
+    """A metric as a column, or as a curve."""
 
-    Attributes:
-        title: title with the unit.
-        metric: key of a sample's values.
-        unit: divisor of the value.
-        digits: number of digits after the decimal point.
-    """
-
-    title: str
-    metric: str
-    unit: float = 1.0
-    digits: int = 2
+    title: str  # with the unit
+    metric: str  # key of a sample's values
+    unit: float = 1.0  # divisor of the value
+    digits: int = 2  # after the decimal point
 
     def cell(self, sample: Sample | None) -> str:
         """Mean and interval; a dash if there is none."""
         found = None if sample is None else sample.of(self.metric)
         return "–" if found is None else shown(found, self.unit, self.digits)
+
+    def line(self, name: str, xs: Sequence[float], samples: Iterable[Sample], style: int) -> Line:
+        """A curve with one sample for each x."""
+        return Line(name, xs, [sample.of(self.metric) for sample in samples], self.unit, style)
 
 
 IMBALANCE = Column("imbalance, 10⁴ tokens", "avg_imbalance_tokens", 1e4)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from loadgen.figures.figures_command import picture_name
 from loadgen.figures.figures_document import claims_of, markdown, outcomes_of, score
 from loadgen.figures.studies import STUDIES as ALL_STUDIES
 from loadgen.report.origin import read_figures
@@ -91,7 +90,7 @@ STUDIES: dict[str, Any] = json.loads((FIGURES / "figures.json").read_text())
 
 def test_what_is_shown_of_the_figures_is_what_was_simulated() -> None:
     outcomes = outcomes_of(STUDIES)
-    pictures = {name: picture_name(name) for name in outcomes if ALL_STUDIES[name].draws}
+    pictures = {name: f"{name}.png" for name in outcomes if ALL_STUDIES[name].draws}
     assert markdown(outcomes, pictures) == (FIGURES / "figures.md").read_text()
     assert list(outcomes) == list(ALL_STUDIES)
 

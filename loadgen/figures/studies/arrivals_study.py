@@ -12,7 +12,7 @@ from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.study import TRACE_NAMES, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, TTFT_P99, Table, metric_table
-from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.report.charts import draw_line, finish, legend, panels, save
 from loadgen.simulator.decode.request_streams import Arrivals
 from router.core.types import Dispatch
 
@@ -70,9 +70,10 @@ class ArrivalsStudy(Study):
             changes: dict[str, Any] = {"arrivals": Arrivals("poisson", rate)}
             if percent <= 100:
                 changes["steps"] = 3000
-            for form, settings in FORMS.items():
-                run = config(trace, "fcfs", **settings, **changes)
-                cases.append(Case((trace, str(percent), form), run))
+            cases += [
+                Case((trace, str(percent), form), config(trace, "fcfs", **settings, **changes))
+                for form, settings in FORMS.items()
+            ]
         return {**full, **laboratory.run(cases)}
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
@@ -83,8 +84,7 @@ class ArrivalsStudy(Study):
                 "load, policy and dispatch",
                 [
                     (f"{percent} %, {form}", outcomes[trace, str(percent), form])
-                    for percent in PERCENT
-                    for form in FORMS
+                    for percent, form in product(PERCENT, FORMS)
                 ],
                 columns,
             )
@@ -111,14 +111,12 @@ class ArrivalsStudy(Study):
                 axes = every_axes[2 * row + column]
                 for style, form in enumerate(FORMS):
                     samples = [outcomes[trace, str(percent), form] for percent in PERCENT]
-                    estimates = [sample.of(metric.metric) for sample in samples]
-                    draw_line(axes, Line(form, PERCENT, estimates, metric.unit, style))
+                    draw_line(axes, metric.line(form, PERCENT, samples, style))
                 finish(axes, "arrivals, % of FCFS capacity", metric.title, name)
             every_axes[2 + column].set_yscale("log")
         legend(every_axes[0])
-        save(
-            figure, path, "simulated; Poisson arrivals, G=16, B=72, no look-ahead, no prefill time"
-        )
+        caption = "Poisson arrivals, G=16, B=72, no look-ahead, no prefill time"
+        save(figure, path, f"simulated; {caption}")
 
     def words(self, outcomes: Outcomes) -> str:
         return (

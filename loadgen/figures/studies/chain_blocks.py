@@ -5,6 +5,7 @@ The paper is "Serving Chain-structured Jobs with Large Memory Footprints", secti
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,6 @@ import numpy as np
 from loadgen.figures.chain_cases import DEPLOYMENTS, Computed, deployment, worst_ratio
 from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.fingerprints import CHAIN_FOLDERS
-from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Column, Table, metric_table
@@ -25,6 +25,7 @@ RESERVED = (1, 3, 5, 10, 20, 30)
 _RANDOM = 1000
 _SHARE, _LOAD = 0.5, 0.7
 _FIVE = ("least", "lower_quartile", "median", "upper_quartile", "most")
+_MARKS = ("whislo", "q1", "med", "q3", "whishi")  # of these in matplotlib's boxes
 GREEDY, BEATEN, TIED = "gbp_cr", "share_beating_gbp_cr", "share_as_good"
 _METRICS = (GREEDY, *_FIVE, BEATEN, TIED, "share_feasible")
 COLUMNS = (
@@ -37,21 +38,14 @@ COLUMNS = (
 )
 
 
-def _key(memory: str, reserved: int) -> tuple[str, str]:
-    return memory, f"c={reserved}"
-
-
 def _named(outcomes: Outcomes, memory: str) -> list[tuple[str, Sample]]:
-    return [(f"c={reserved}", outcomes[_key(memory, reserved)]) for reserved in RESERVED]
+    return [(f"c={reserved}", outcomes[memory, f"c={reserved}"]) for reserved in RESERVED]
 
 
 def compared(seed: int, memory: str, reserved: int) -> dict[str, float]:
     """Job servers c K over the arrival rate in requests/s, for GBP-CR and random placements.
 
-    Args:
-        seed: seed of the deployment and of the random placements.
-        memory: ``EQUAL`` gives every server the memory of the larger ones.
-        reserved: c.
+    ``EQUAL`` gives every server the memory of the larger ones; ``reserved`` is c.
     """
     model, servers = deployment(seed, servers=SERVERS)
     if memory == EQUAL:
@@ -106,19 +100,10 @@ class ChainBlocksStudy(Study):
     )
     code = CHAIN_FOLDERS
 
-    def measure(self, laboratory: Laboratory) -> Outcomes:
-        return laboratory.run(
-            [
-                Computed(
-                    _key(memory, reserved),
-                    compared,
-                    _METRICS,
-                    {"memory": memory, "reserved": reserved},
-                )
-                for memory in (EQUAL, UNEQUAL)
-                for reserved in RESERVED
-            ]
-        )
+    def cases(self) -> Iterator[Computed]:
+        for memory, reserved in product((EQUAL, UNEQUAL), RESERVED):
+            given = {"memory": memory, "reserved": reserved}
+            yield Computed((memory, f"c={reserved}"), compared, _METRICS, given)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         return [
@@ -131,28 +116,20 @@ class ChainBlocksStudy(Study):
     def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
         for memory in (EQUAL, UNEQUAL):
             ratios = [worst_ratio(each, GREEDY, "least") for _, each in _named(outcomes, memory)]
-            text = (
-                f"{memory}: gbp_cr / best of {_RANDOM:,} random placements, worst c and deployment"
-            )
-            yield at_most(text, max(ratios), 1)
+            text = f"gbp_cr / best of {_RANDOM:,} random placements, worst c and deployment"
+            yield at_most(f"{memory}: {text}", max(ratios), 1)
 
     def draw(self, outcomes: Outcomes, path: Path) -> None:
         figure, every_axes = panels(2)
         for axes, memory in zip(every_axes, (EQUAL, UNEQUAL), strict=True):
-            samples = _named(outcomes, memory)
+            samples = [sample for _, sample in _named(outcomes, memory)]
             boxes = [
-                dict(
-                    zip(
-                        ("whislo", "q1", "med", "q3", "whishi"),
-                        map(sample.mean, _FIVE),
-                        strict=True,
-                    )
-                )
-                for _, sample in samples
+                {mark: sample.mean(metric) for mark, metric in zip(_MARKS, _FIVE, strict=True)}
+                for sample in samples
             ]
             places = range(len(samples))
             axes.bxp(boxes, positions=places, showfliers=False, widths=0.5)
-            ours = [sample.mean(GREEDY) for _, sample in samples]
+            ours = [sample.mean(GREEDY) for sample in samples]
             axes.plot(places, ours, "D", color=COLOURS[1], label="gbp_cr")
             axes.set_xticks(places, [str(reserved) for reserved in RESERVED])
             finish(axes, "reserved slots c", "job servers / arrival rate, s", memory)

@@ -10,11 +10,10 @@ from pathlib import Path
 from loadgen.figures.chain_cases import DEPLOYMENTS, Computed, deployment, worst_ratio
 from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.fingerprints import CHAIN_FOLDERS
-from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Column, Table, metric_table
-from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.report.charts import draw_line, finish, legend, panels, save
 from router.core.placement.gbp_cr import gbp_cr
 from router.core.placement.gca import gca
 from router.core.placement.model import Chain, total_rate
@@ -35,9 +34,7 @@ COLUMNS = (
 def allocated(seed: int, share: int) -> dict[str, float | None]:
     """Job servers (slots of chains) that complete a rate together; None where none suffice.
 
-    Args:
-        seed: seed of the deployment.
-        share: needed rate, in percent of what all chains of GCA complete.
+    ``share``: the rate, in percent of what all chains of GCA complete.
     """
     model, servers = deployment(seed, servers=SERVERS)
     from loadgen.chains.ilp import fewest_slots  # Needs HiGHS, as nothing else here.
@@ -66,12 +63,8 @@ def job_servers(chains: Sequence[Chain], slots: Sequence[int], needed: float) ->
     return None
 
 
-def _key(share: int) -> tuple[str]:
-    return (f"{share} %",)
-
-
 def _named(outcomes: Outcomes) -> list[tuple[str, Sample]]:
-    return [(f"{share} %", outcomes[_key(share)]) for share in SHARES]
+    return [(f"{share} %", outcomes[(f"{share} %",)]) for share in SHARES]
 
 
 class ChainCachesStudy(Study):
@@ -85,29 +78,28 @@ class ChainCachesStudy(Study):
     )
     code = CHAIN_FOLDERS
 
-    def measure(self, laboratory: Laboratory) -> Outcomes:
+    def cases(self) -> Iterator[Computed]:
         metrics = tuple(column.metric for column in COLUMNS)
-        return laboratory.run(
-            [Computed(_key(share), allocated, metrics, {"share": share}) for share in SHARES]
-        )
+        for share in SHARES:
+            yield Computed((f"{share} %",), allocated, metrics, {"share": share})
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         return [metric_table("Job servers needed", "rate needed", _named(outcomes), COLUMNS)]
 
     def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
-        samples = [outcomes[_key(share)] for share in SHARES]
-        ratio = max(worst_ratio(each, GREEDY, _DISJOINT) for each in samples)
+        samples = dict(zip(SHARES, (sample for _, sample in _named(outcomes)), strict=True))
+        ratio = max(worst_ratio(each, GREEDY, _DISJOINT) for each in samples.values())
         text = "all rates: job servers, gca / disjoint with c slots, worst deployment"
         yield at_most(text, ratio, 1)
-        light = [outcomes[_key(share)] for share in SHARES if share <= LIGHT]
+        light = [sample for share, sample in samples.items() if share <= LIGHT]
         ratio = max(worst_ratio(each, GREEDY, OPTIMAL) for each in light)
         yield at_most(f"rates to {LIGHT} %: job servers, gca / ILP, worst deployment", ratio, 1)
 
     def draw(self, outcomes: Outcomes, path: Path) -> None:
         figure, (axes,) = panels(1)
+        samples = [sample for _, sample in _named(outcomes)]
         for style, column in enumerate(COLUMNS):
-            estimates = [sample.of(column.metric) for _, sample in _named(outcomes)]
-            draw_line(axes, Line(column.title, SHARES, estimates, style=style))
+            draw_line(axes, column.line(column.title, SHARES, samples, style))
         finish(axes, "rate needed, % of what gca's chains complete", "job servers")
         legend(axes)
         save(figure, path, f"J={SERVERS}, c={RESERVED}; mean of {DEPLOYMENTS} deployments")

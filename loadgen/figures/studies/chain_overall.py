@@ -6,6 +6,7 @@ The paper is "Serving Chain-structured Jobs with Large Memory Footprints", secti
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 
@@ -14,11 +15,10 @@ from loadgen.chains.chains_config import Blocks
 from loadgen.figures.chain_cases import DEPLOYMENTS, RESPONSE, WAITING, ChainCase
 from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.fingerprints import CHAIN_FOLDERS
-from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Column, Table, shown
-from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.report.charts import draw_line, finish, legend, panels, save
 from loadgen.report.intervals import Estimate, estimate
 
 OURS, PETALS, BPRR = Blocks.GBP_CR, Blocks.PETALS, Blocks.BPRR
@@ -32,25 +32,22 @@ _SWEPT: Mapping[str, Mapping[str, ChainsOptions]] = MappingProxyType(
 )
 _LEAST_GAIN = 0.92  # 8 %, the least that the paper reports
 _SHOWN_S = 9.0, 25.0
-
-
-def _key(swept: str, value: str, blocks: Blocks) -> tuple[str, str, str]:
-    return swept, value, blocks.value
+_MEAN = Column("", RESPONSE)
 
 
 def against(outcomes: Outcomes, swept: str, value: str, other: Blocks) -> Estimate | None:
     """Ratio of our mean response time to another's, over the deployments that both can serve."""
-    samples = [outcomes[_key(swept, value, each)].values[RESPONSE] for each in (OURS, other)]
+    samples = [outcomes[swept, value, each.value].values[RESPONSE] for each in (OURS, other)]
     ratios = [a / b for a, b in zip(*samples, strict=True) if a is not None and b is not None]
     return estimate(ratios) if ratios else None
 
 
 def _row(outcomes: Outcomes, swept: str, value: str) -> list[str]:
-    samples = [outcomes[_key(swept, value, each)] for each in (OURS, PETALS, BPRR)]
+    samples = [outcomes[swept, value, each.value] for each in _NAMES]
     ratios = [against(outcomes, swept, value, each) for each in (PETALS, BPRR)]
     return [
         value,
-        *(Column("", RESPONSE).cell(sample) for sample in samples),
+        *(_MEAN.cell(sample) for sample in samples),
         *(Column("", WAITING).cell(sample) for sample in samples),
         *("–" if ratio is None else shown(ratio, 1.0, 3) for ratio in ratios),
     ]
@@ -72,15 +69,11 @@ class ChainOverallStudy(Study):
     )
     code = CHAIN_FOLDERS
 
-    def measure(self, laboratory: Laboratory) -> Outcomes:
-        return laboratory.run(
-            [
-                ChainCase(_key(swept, value, blocks), replace(options, placement=blocks))
-                for swept, values in _SWEPT.items()
-                for value, options in values.items()
-                for blocks in (OURS, PETALS, BPRR)
-            ]
-        )
+    def cases(self) -> Iterator[ChainCase]:
+        for swept, values in _SWEPT.items():
+            for (value, options), blocks in product(values.items(), _NAMES):
+                placed = replace(options, placement=blocks)
+                yield ChainCase((swept, value, blocks.value), placed)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         return [
@@ -109,9 +102,9 @@ class ChainOverallStudy(Study):
         figure, every_axes = panels(len(_SWEPT))
         for axes, (swept, values) in zip(every_axes, _SWEPT.items(), strict=True):
             xs = [float(value) for value in values]
-            for style, blocks in enumerate((OURS, PETALS, BPRR)):
-                estimates = [outcomes[_key(swept, value, blocks)].of(RESPONSE) for value in values]
-                draw_line(axes, Line(_NAMES[blocks], xs, estimates, style=style))
+            for style, (blocks, name) in enumerate(_NAMES.items()):
+                samples = [outcomes[swept, value, blocks.value] for value in values]
+                draw_line(axes, _MEAN.line(name, xs, samples, style))
             finish(axes, swept, "mean response time, s")
             axes.set_ylim(*_SHOWN_S)
         legend(every_axes[0])

@@ -5,6 +5,8 @@ policies have a queue per chain; two of them are also shown with one queue for a
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,11 +14,10 @@ from loadgen.chains.chains_command import ChainsOptions
 from loadgen.figures.chain_cases import DEPLOYMENTS, LOWER, RESPONSE, SERVICE, UPPER, ChainCase
 from loadgen.figures.claims import Claim, at_least, at_most
 from loadgen.figures.fingerprints import CHAIN_FOLDERS
-from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Column, Table, metric_table
-from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.report.charts import draw_line, finish, legend, panels, save
 from loadgen.report.intervals import Estimate, estimate
 from router.core.types import Dispatch
 
@@ -42,18 +43,14 @@ _BOUNDS = (
 )
 
 
-def _key(load: int, way: str) -> tuple[str, str]:
-    return f"{load} %", way
-
-
 def against(outcomes: Outcomes, load: int, way: str) -> Estimate:
     """Ratio of jffc's mean response time to another way's, paired by deployment."""
-    ours, other = (outcomes[_key(load, each)].each(RESPONSE) for each in (JFFC, way))
+    ours, other = (outcomes[f"{load} %", each].each(RESPONSE) for each in (JFFC, way))
     return estimate([a / b for a, b in zip(ours, other, strict=True)])
 
 
 def _beside(outcomes: Outcomes, load: int, bound: str) -> Estimate:
-    sample = outcomes[_key(load, JFFC)]
+    sample = outcomes[f"{load} %", JFFC]
     pairs = zip(sample.each(RESPONSE), sample.each(bound), strict=True)
     return estimate([simulated / limit for simulated, limit in pairs])
 
@@ -70,33 +67,17 @@ class ChainPoliciesStudy(Study):
     )
     code = CHAIN_FOLDERS
 
-    def measure(self, laboratory: Laboratory) -> Outcomes:
-        return laboratory.run(
-            [
-                ChainCase(
-                    _key(load, way),
-                    ChainsOptions(
-                        policy,
-                        rate=_RATE,
-                        load=load / 100,
-                        dispatch=dispatch,
-                        requests=_REQUESTS,
-                        warmup=_REQUESTS // 10,
-                    ),
-                )
-                for load in LOADS
-                for way, (policy, dispatch) in _WAYS.items()
-            ]
-        )
+    def cases(self) -> Iterator[ChainCase]:
+        common = ChainsOptions(rate=_RATE, requests=_REQUESTS, warmup=_REQUESTS // 10)
+        for load, (way, (policy, dispatch)) in product(LOADS, _WAYS.items()):
+            options = replace(common, policy=policy, load=load / 100, dispatch=dispatch)
+            yield ChainCase((f"{load} %", way), options)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
-        column = Column("", RESPONSE)
-        rows = [
-            [f"{load} %", *(column.cell(outcomes[_key(load, way)]) for way in _WAYS)]
-            for load in LOADS
-        ]
+        loads = [f"{load} %" for load in LOADS]
+        rows = [[load, *(_BOUNDS[0].cell(outcomes[load, way]) for way in _WAYS)] for load in loads]
         title = "Mean response time by the load, s"
-        alone = [(f"{load} %", outcomes[_key(load, JFFC)]) for load in LOADS]
+        alone = [(load, outcomes[load, JFFC]) for load in loads]
         bounds = metric_table("jffc between the bounds", "load", alone, _BOUNDS)
         return [Table(["load", *_WAYS], rows, title), bounds]
 
@@ -118,19 +99,17 @@ class ChainPoliciesStudy(Study):
     def draw(self, outcomes: Outcomes, path: Path) -> None:
         figure, (left, right) = panels(2)
         for style, way in enumerate(_WAYS):
-            estimates = [outcomes[_key(load, way)].of(RESPONSE) for load in LOADS]
-            draw_line(left, Line(way, LOADS, estimates, style=style))
+            samples = [outcomes[f"{load} %", way] for load in LOADS]
+            draw_line(left, _BOUNDS[0].line(way, LOADS, samples, style))
+        samples = [outcomes[f"{load} %", JFFC] for load in LOADS]
         for style, column in enumerate(_BOUNDS):
-            estimates = [outcomes[_key(load, JFFC)].of(column.metric) for load in LOADS]
-            draw_line(right, Line(column.title.removesuffix(", s"), LOADS, estimates, style=style))
+            name = column.title.removesuffix(", s")
+            draw_line(right, column.line(name, LOADS, samples, style))
         for axes, title in ((left, "policies"), (right, "jffc and its bounds")):
             finish(axes, "load, %", "mean response time, s", title)
             legend(axes)
-        save(
-            figure,
-            path,
-            f"simulated; blocks placed for {_RATE:g}/s, mean of {DEPLOYMENTS} deployments",
-        )
+        placed = f"blocks placed for {_RATE:g}/s, mean of {DEPLOYMENTS} deployments"
+        save(figure, path, f"simulated; {placed}")
 
     def words(self, outcomes: Outcomes) -> str:
         return (

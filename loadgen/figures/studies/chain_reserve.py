@@ -5,6 +5,7 @@ The paper is "Serving Chain-structured Jobs with Large Memory Footprints", secti
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from statistics import fmean, median_low
 from types import MappingProxyType
@@ -14,7 +15,6 @@ from loadgen.chains.work import draw_work
 from loadgen.figures.chain_cases import DEPLOYMENTS, LOWER, RESPONSE, UPPER, Computed, deployment
 from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.fingerprints import CHAIN_FOLDERS
-from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Column, Table, metric_table, shown
@@ -37,12 +37,7 @@ COLUMNS = (
     Column("c K / rate, s", SURROGATE),
 )
 _CHOOSERS: Mapping[str, str] = MappingProxyType(
-    {
-        "simulation": SIMULATED,
-        "lower bound": LOWER,
-        "upper bound": UPPER,
-        "c K": SURROGATE,
-    }
+    {"simulation": SIMULATED, "lower bound": LOWER, "upper bound": UPPER, "c K": SURROGATE}
 )
 _TARGET = 1.1
 _TOP_S = 50.0
@@ -50,12 +45,9 @@ CHOICE_PICTURE = "chain_demand.png"
 
 
 def responded(seed: int, rate: float, reserved: int) -> dict[str, float | None]:
-    """Mean response time with reserved slots, and its predictors; None: unstable.
+    """Mean response time with c reserved slots, and its predictors; None: unstable.
 
-    Args:
-        seed: seed of the deployment and of the requests.
-        rate: arrival rate, requests per second.
-        reserved: c.
+    ``rate``: arrivals, requests per second.
     """
     model, servers = deployment(seed)
     grouping = gbp_cr(model, servers, reserved, rate)
@@ -72,12 +64,8 @@ def responded(seed: int, rate: float, reserved: int) -> dict[str, float | None]:
     }
 
 
-def _key(rate: float, reserved: int) -> tuple[str, str]:
-    return f"{rate:g}/s", f"c={reserved}"
-
-
 def _row(outcomes: Outcomes, rate: float) -> list[tuple[str, Sample]]:
-    return [(f"c={reserved}", outcomes[_key(rate, reserved)]) for reserved in RESERVED]
+    return [(f"c={c}", outcomes[f"{rate:g}/s", f"c={c}"]) for c in RESERVED]
 
 
 def chosen(outcomes: Outcomes, rate: float, metric: str) -> list[int]:
@@ -110,20 +98,11 @@ class ChainReserveStudy(Study):
     )
     code = CHAIN_FOLDERS
 
-    def measure(self, laboratory: Laboratory) -> Outcomes:
+    def cases(self) -> Iterator[Computed]:
         metrics = tuple(column.metric for column in COLUMNS)
-        return laboratory.run(
-            [
-                Computed(
-                    _key(rate, reserved),
-                    responded,
-                    metrics,
-                    {"rate": rate, "reserved": reserved},
-                )
-                for rate in RATES
-                for reserved in RESERVED
-            ]
-        )
+        for rate, c in product(RATES, RESERVED):
+            given = {"rate": rate, "reserved": c}
+            yield Computed((f"{rate:g}/s", f"c={c}"), responded, metrics, given)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         title = "Mean response time by the slots that are reserved, {:g} requests/s"
@@ -156,9 +135,9 @@ class ChainReserveStudy(Study):
     def draw(self, outcomes: Outcomes, path: Path) -> None:
         figure, every_axes = panels(len(SHOWN))
         for axes, rate in zip(every_axes, SHOWN, strict=True):
+            samples = [sample for _, sample in _row(outcomes, rate)]
             for style, column in enumerate(COLUMNS):
-                estimates = [sample.of(column.metric) for _, sample in _row(outcomes, rate)]
-                draw_line(axes, Line(column.title[:-3], RESERVED, estimates, style=style))
+                draw_line(axes, column.line(column.title[:-3], RESERVED, samples, style))
             finish(axes, "reserved slots c", "s", f"{rate:g} requests/s")
             axes.set_ylim(0, _TOP_S)
         legend(every_axes[0])

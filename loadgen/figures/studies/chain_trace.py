@@ -14,7 +14,6 @@ from loadgen.chains.work import Arrivals, Service
 from loadgen.figures.chain_cases import RESPONSE, SERVICE, TAIL, WAITING, ChainCase
 from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.fingerprints import CHAIN_FOLDERS
-from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Column, Table, metric_table
@@ -63,22 +62,15 @@ class ChainTraceStudy(Study):
     )
     code = CHAIN_FOLDERS
 
-    def measure(self, laboratory: Laboratory) -> Outcomes:
-        return laboratory.run(
-            [
-                ChainCase((setting, way), replace(options, placement=_WAYS[way]), _SEEDS)
-                for setting, options in _SETTINGS.items()
-                for way in _ways(setting)
-            ]
-        )
+    def cases(self) -> Iterator[ChainCase]:
+        for setting, options in _SETTINGS.items():
+            for way in _ways(setting):
+                placed = replace(options, placement=_WAYS[way])
+                yield ChainCase((setting, way), placed, seeds=_SEEDS)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
-        return [
-            metric_table(
-                setting, "", [(way, outcomes[setting, way]) for way in _ways(setting)], COLUMNS
-            )
-            for setting in _SETTINGS
-        ]
+        rows = {name: [(way, outcomes[name, way]) for way in _ways(name)] for name in _SETTINGS}
+        return [metric_table(name, "", samples, COLUMNS) for name, samples in rows.items()]
 
     def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
         for setting in _SETTINGS:

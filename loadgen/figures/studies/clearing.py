@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,17 +13,16 @@ import numpy as np
 from loadgen.figures.admission_cases import ENDLESS, AdmissionCase
 from loadgen.figures.claims import Claim, at_least, at_most
 from loadgen.figures.fingerprints import ADMISSION_FOLDERS
-from loadgen.figures.laboratory import Laboratory
-from loadgen.figures.samples import Outcomes
+from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.study import COMPUTING, Study
-from loadgen.figures.tables import Table, shown
-from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.figures.tables import Column, Table, shown
+from loadgen.report.charts import draw_line, finish, legend, panels, save
 from loadgen.report.intervals import Estimate, estimate
 from loadgen.simulator.admission.admission_command import AdmissionOptions
 
 _RATES = (50, 10)
 _COUNTS = (2000, 4000, 6000, 8000, 10_000)
-_LATENCY = "latency_mean_s"
+_MEAN = Column("mean latency, s", "latency_mean_s", 1.0, 1)
 _PAPER_RATIO: Mapping[int, float] = MappingProxyType({50: 3.0, 10: 8.0})
 # The paper's smallest alpha without a loop, and the values tried here.
 _PAPER_ALPHA: Mapping[int, float] = MappingProxyType({50: 0.21, 10: 0.24})
@@ -54,20 +54,13 @@ _WAYS: Mapping[str, AdmissionOptions] = MappingProxyType(
 )
 
 
-def _cases() -> Iterator[AdmissionCase]:
-    for rate in _RATES:
-        for way, options in _WAYS.items():
-            for count in _COUNTS:
-                placed = replace(options, rate=float(rate), requests=count)
-                yield AdmissionCase((str(rate), way, str(count)), placed)
-        for alpha in _ALPHAS:
-            options = replace(_clearing(alpha, 1.0), rate=float(rate), requests=_COUNTS[-1])
-            yield AdmissionCase((str(rate), "loop", f"{alpha:g}"), options)
+def _samples(outcomes: Outcomes, rate: int, way: str) -> list[Sample]:
+    return [outcomes[str(rate), way, str(count)] for count in _COUNTS]
 
 
 def _slope(outcomes: Outcomes, rate: int, way: str) -> Estimate | None:
     """Seconds of mean latency that 1,000 more requests add; None if a run loops."""
-    rows = [outcomes[str(rate), way, str(count)].values[_LATENCY] for count in _COUNTS]
+    rows = [sample.values[_MEAN.metric] for sample in _samples(outcomes, rate, way)]
     by_seed = [list(column) for column in zip(*rows, strict=True)]
     if any(value is None for column in by_seed for value in column):
         return None
@@ -106,8 +99,14 @@ class ClearingStudy(Study):
     code = ADMISSION_FOLDERS
     physics = COMPUTING
 
-    def measure(self, laboratory: Laboratory) -> Outcomes:
-        return laboratory.run([*_cases()])
+    def cases(self) -> Iterator[AdmissionCase]:
+        for rate in _RATES:
+            for (way, options), count in product(_WAYS.items(), _COUNTS):
+                placed = replace(options, rate=float(rate), requests=count)
+                yield AdmissionCase((str(rate), way, str(count)), placed)
+            for alpha in _ALPHAS:
+                options = replace(_clearing(alpha, 1.0), rate=float(rate), requests=_COUNTS[-1])
+                yield AdmissionCase((str(rate), "loop", f"{alpha:g}"), options)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         header = ["policy", *(f"{count:,} requests" for count in _COUNTS), "slope, s per 1,000"]
@@ -115,10 +114,9 @@ class ClearingStudy(Study):
         for rate in _RATES:
             rows = []
             for way in _WAYS:
-                cells = [outcomes[str(rate), way, str(count)].of(_LATENCY) for count in _COUNTS]
-                latencies = ["–" if each is None else shown(each, 1, 1) for each in cells]
+                cells = [_MEAN.cell(sample) for sample in _samples(outcomes, rate, way)]
                 slope = _slope(outcomes, rate, way)
-                rows.append([way, *latencies, "–" if slope is None else shown(slope, 1, 3)])
+                rows.append([way, *cells, "–" if slope is None else shown(slope, 1, 3)])
             tables.append(Table(header, rows, f"Mean latency in seconds, {rate} requests/s"))
         rows = [
             [f"{rate}/s", *(f"{_looping(outcomes, rate, alpha)}" for alpha in _ALPHAS)]
@@ -140,12 +138,9 @@ class ClearingStudy(Study):
         figure, every_axes = panels(2)
         for axes, rate in zip(every_axes, _RATES, strict=True):
             for style, way in enumerate([_MC_SF, *_BASELINES]):
-                ys = [outcomes[str(rate), way, str(count)].of(_LATENCY) for count in _COUNTS]
-                draw_line(axes, Line(way, _COUNTS, ys, 1.0, style))
-            finish(axes, "requests", "mean latency, s", f"{rate} requests/s")
+                samples = _samples(outcomes, rate, way)
+                draw_line(axes, _MEAN.line(way, _COUNTS, samples, style))
+            finish(axes, "requests", _MEAN.title, f"{rate} requests/s")
         legend(every_axes[0])
-        save(
-            figure,
-            path,
-            "simulated; chat70b, 16,492 KV tokens, outputs known, cleared ones restart",
-        )
+        caption = "chat70b, 16,492 KV tokens, outputs known, cleared ones restart"
+        save(figure, path, f"simulated; {caption}")

@@ -1,13 +1,14 @@
 """Cost of a delay between decision and engine, and how much over-commit recovers."""
 
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 from loadgen.figures.cases import Case
-from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import NONE, TRACE_NAMES, Study, config
 from loadgen.figures.tables import BUBBLE, IMBALANCE, THROUGHPUT, TPOT, Table, metric_table
-from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.report.charts import draw_line, finish, legend, panels, save
 
 DELAYS = (0, 1, 2, 4)
 OVERCOMMITS = (0, 1, 2)
@@ -21,18 +22,10 @@ class DispatchStudy(Study):
         "Over-commit: so many requests more than slots may be sent to each worker."
     )
 
-    def measure(self, laboratory: Laboratory) -> Outcomes:
-        return laboratory.run(
-            [
-                Case(
-                    (trace, str(delay), str(more)),
-                    config(trace, NONE, dispatch_delay=delay, overcommit=more, steps=_STEPS),
-                )
-                for trace in TRACE_NAMES
-                for delay in DELAYS
-                for more in OVERCOMMITS
-            ]
-        )
+    def cases(self) -> Iterator[Case]:
+        for trace, delay, more in product(TRACE_NAMES, DELAYS, OVERCOMMITS):
+            run = config(trace, NONE, dispatch_delay=delay, overcommit=more, steps=_STEPS)
+            yield Case((trace, str(delay), str(more)), run)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         return [
@@ -41,8 +34,7 @@ class DispatchStudy(Study):
                 "delay, over-commit",
                 [
                     (f"{delay} steps, {more}", outcomes[trace, str(delay), str(more)])
-                    for delay in DELAYS
-                    for more in OVERCOMMITS
+                    for delay, more in product(DELAYS, OVERCOMMITS)
                 ],
                 (IMBALANCE, THROUGHPUT, TPOT, BUBBLE),
             )
@@ -56,8 +48,7 @@ class DispatchStudy(Study):
                 axes = every_axes[2 * row + column]
                 for style, more in enumerate(OVERCOMMITS):
                     samples = [outcomes[trace, str(delay), str(more)] for delay in DELAYS]
-                    estimates = [sample.of(metric.metric) for sample in samples]
-                    draw_line(axes, Line(f"over-commit {more}", DELAYS, estimates, 1e4, style))
+                    draw_line(axes, metric.line(f"over-commit {more}", DELAYS, samples, style))
                 finish(axes, "dispatch delay, steps", metric.title, name)
                 axes.set_xticks(DELAYS)
         legend(every_axes[0])

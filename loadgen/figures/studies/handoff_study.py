@@ -15,7 +15,7 @@ from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.studies.arrivals_study import FORMS, OURS
 from loadgen.figures.study import COMPUTING, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, Column, Table, metric_table
-from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.report.charts import draw_line, finish, legend, panels, save
 from loadgen.report.intervals import paired
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
@@ -110,10 +110,8 @@ def _estimates_table(outcomes: Outcomes) -> Table:
         rows.append([f"{load}{unit}, {form}, sizes", *cells, *more])
     imbalances = [f"{IMBALANCE.title}, {sizes}" for sizes in ("exact", "estimated")]
     header = ["load, policy and dispatch", *imbalances, "estimated over exact", "in throughput"]
-    title = (
-        f"Sizes at the hand-off: exact, and with an error of sigma {SIZE_ERROR:g} (seed by seed)"
-    )
-    return Table(header, rows, title)
+    title = f"exact, and with an error of sigma {SIZE_ERROR:g} (seed by seed)"
+    return Table(header, rows, f"Sizes at the hand-off: {title}")
 
 
 def _better(outcomes: Outcomes, policy: str) -> Sample:
@@ -137,21 +135,21 @@ class HandoffStudy(Study):
     physics = COMPUTING
 
     def measure(self, laboratory: Laboratory) -> Outcomes:
-        full = laboratory.run([Case(("capacity",), _config(OURS), _SEEDS)])
+        full = laboratory.run([Case(("capacity",), _config(OURS), seeds=_SEEDS)])
         cases = []
         for (kind, percent, form), changes in _rows():
             settings = {"prefill": _PREFILL, **changes}
             if percent is not None:
                 rate = round(capacity_per_s(full) * percent / 100, 2)
                 settings["arrivals"] = Arrivals("poisson", rate)
-            cases.append(Case((kind, _load(percent), form), _config(form, **settings), _SEEDS))
+            run = _config(form, **settings)
+            cases.append(Case((kind, _load(percent), form), run, seeds=_SEEDS))
         return {**laboratory.run(cases), **full}
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         loads = [
             (f"{percent} %, {form}", outcomes["load", str(percent), form])
-            for percent in PERCENT
-            for form in FORMS
+            for percent, form in product(PERCENT, FORMS)
         ]
         title = f"{capacity_per_s(outcomes):,.0f} requests/s are 100 %"
         held = [row for form in _SIZED for row in _held(outcomes, form)]
@@ -181,16 +179,14 @@ class HandoffStudy(Study):
         for style, form in enumerate(FORMS):
             samples = [outcomes["load", str(percent), form] for percent in PERCENT]
             for axes, column in ((by_load, IMBALANCE), (kept, KEPT)):
-                estimates = [sample.of(column.metric) for sample in samples]
-                draw_line(axes, Line(form, PERCENT, estimates, column.unit, style))
+                draw_line(axes, column.line(form, PERCENT, samples, style))
         for name, style, samples in (
             (f"{OURS}: less memory", 0, [s for _, s in _held(outcomes, OURS)]),
             (f"{_RIVAL}: less memory", 1, [s for _, s in _held(outcomes, _RIVAL)]),
             ("bfio: bound earlier", 5, [s for _, s in _earlier(outcomes)]),
         ):
             xs = [sample.mean(KEPT.metric) / KEPT.unit for sample in samples]
-            ys = [sample.of(IMBALANCE.metric) for sample in samples]
-            draw_line(trade, Line(name, xs, ys, IMBALANCE.unit, style))
+            draw_line(trade, IMBALANCE.line(name, xs, samples, style))
         load = "arrivals, % of BF-IO's capacity"
         finish(by_load, load, IMBALANCE.title, "Imbalance of the decode workers")
         finish(kept, load, KEPT.title, "KV that waits for a decode worker")
@@ -200,10 +196,9 @@ class HandoffStudy(Study):
         trade.set_ylim(0, 1.3 * trade.get_ylim()[1])
         legend(kept)
         legend(trade)
-        caption = (
-            f"simulated; BurstGPT lengths, Poisson arrivals, {_PREFILL.workers} prefill workers, "
-        )
-        save(figure, path, f"{caption}G={_WORKERS}, B={_SLOTS}, no look-ahead; {_SEEDS} seeds")
+        caption = f"BurstGPT lengths, Poisson arrivals, {_PREFILL.workers} prefill workers"
+        size = f"G={_WORKERS}, B={_SLOTS}, no look-ahead; {_SEEDS} seeds"
+        save(figure, path, f"simulated; {caption}, {size}")
 
     def words(self, outcomes: Outcomes) -> str:
         tight = _at_overload(outcomes, f"memory {BOUNDS[0]}", OURS)

@@ -1,18 +1,17 @@
 """Figure 4 of arXiv 2601.17855: the look-ahead's horizon, with and without discount."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 
 from loadgen.figures.cases import Case
-from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import ORACLE, PLAIN, TRACE_NAMES, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, Table, metric_table
-from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.report.charts import draw_line, finish, legend, panels, save
 
 HORIZONS = (0, 4, 8, 12, 20, 40, 100)
-_PLAIN, _DISCOUNTED = "plain", "discounted"
-_KINDS: Mapping[str, Mapping[str, float]] = {_PLAIN: PLAIN, _DISCOUNTED: {}}
+_KINDS: Mapping[str, Mapping[str, float]] = {"plain": PLAIN, "discounted": {}}
 _STEPS = 1500
 
 
@@ -30,32 +29,23 @@ class HorizonStudy(Study):
         "paper's objective with ties broken evenly; discounted: gamma, mu and lead by the rule."
     )
 
-    def measure(self, laboratory: Laboratory) -> Outcomes:
-        return laboratory.run(
-            [
-                Case(
-                    (trace, kind, str(horizon)),
-                    config(trace, ORACLE, horizon=horizon, steps=_STEPS, **changes),
-                )
-                for trace in TRACE_NAMES
-                for kind, changes in _KINDS.items()
-                for horizon in HORIZONS
-            ]
-        )
+    def cases(self) -> Iterator[Case]:
+        for trace, (kind, changes), h in product(TRACE_NAMES, _KINDS.items(), HORIZONS):
+            run = config(trace, ORACLE, horizon=h, steps=_STEPS, **changes)
+            yield Case((trace, kind, str(h)), run)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         return [
             metric_table(
-                TRACE_NAMES[trace],
+                name,
                 "program, H",
                 [
-                    (f"{kind}, H={horizon}", outcomes[trace, kind, str(horizon)])
-                    for kind in _KINDS
-                    for horizon in HORIZONS
+                    (f"{kind}, H={h}", outcomes[trace, kind, str(h)])
+                    for kind, h in product(_KINDS, HORIZONS)
                 ],
                 (IMBALANCE, THROUGHPUT),
             )
-            for trace in TRACE_NAMES
+            for trace, name in TRACE_NAMES.items()
         ]
 
     def draw(self, outcomes: Outcomes, path: Path) -> None:
@@ -63,8 +53,7 @@ class HorizonStudy(Study):
         for axes, (trace, name) in zip(every_axes, TRACE_NAMES.items(), strict=True):
             for style, kind in enumerate(_KINDS, 1):
                 samples = [outcomes[trace, kind, str(horizon)] for horizon in HORIZONS]
-                estimates = [sample.of(IMBALANCE.metric) for sample in samples]
-                draw_line(axes, Line(kind, HORIZONS, estimates, 1e4, style))
+                draw_line(axes, IMBALANCE.line(kind, HORIZONS, samples, style))
             axes.set_xscale("symlog", linthresh=2)
             axes.set_xticks(HORIZONS, [str(horizon) for horizon in HORIZONS])
             axes.set_yscale("log")

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from types import MappingProxyType
 
 from loadgen.figures.admission_cases import AdmissionCase
 from loadgen.figures.claims import Claim, at_least, at_most
 from loadgen.figures.fingerprints import ADMISSION_FOLDERS
-from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import COMPUTING, Study
 from loadgen.figures.tables import Column, Table, metric_table
@@ -63,17 +63,6 @@ _TOLD: Mapping[str, AdmissionOptions] = MappingProxyType(
 _CALM_SHARE = 0.02
 
 
-def _cases() -> Iterator[AdmissionCase]:
-    for load, (scenario, rate) in _LOADS.items():
-        for way, options in _WAYS.items():
-            placed = replace(options, scenario=scenario, rate=rate)
-            yield AdmissionCase((load, way), placed, _SEEDS)
-    for rate in _RATES:
-        for told, options in _TOLD.items():
-            placed = replace(options, rate=float(rate), requests=_PAPER_REQUESTS)
-            yield AdmissionCase((f"MC-SF, {rate}/s", told), placed)
-
-
 def beside(outcomes: Outcomes, load: str, way: str, column: Column) -> Estimate:
     """Relative difference from vLLM's order, seed by seed."""
     ours, engine = outcomes[load, way], outcomes[load, ENGINE]
@@ -97,8 +86,13 @@ class KvPressureStudy(Study):
     code = ADMISSION_FOLDERS
     physics = COMPUTING
 
-    def measure(self, laboratory: Laboratory) -> Outcomes:
-        return laboratory.run([*_cases()])
+    def cases(self) -> Iterator[AdmissionCase]:
+        for (load, (scenario, rate)), (way, options) in product(_LOADS.items(), _WAYS.items()):
+            placed = replace(options, scenario=scenario, rate=rate)
+            yield AdmissionCase((load, way), placed, seeds=_SEEDS)
+        for rate, (told, options) in product(_RATES, _TOLD.items()):
+            placed = replace(options, rate=float(rate), requests=_PAPER_REQUESTS)
+            yield AdmissionCase((f"MC-SF, {rate}/s", told), placed)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         loads = [(load, f"{load}, {_SEEDS} seeds", _WAYS) for load in _LOADS]

@@ -13,7 +13,6 @@ from typing import Any
 
 from loadgen.figures.cases import Case
 from loadgen.figures.claims import Claim, at_least
-from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import COMPUTING, NONE, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, Table
@@ -54,13 +53,10 @@ class PrefillStudy(Study):
     )
     physics = COMPUTING
 
-    def measure(self, laboratory: Laboratory) -> Outcomes:
-        cases = [
-            Case((f"{beta:g}", way), run, seeds=SEEDS)
-            for beta in BETAS
-            for way, run in _ways(beta).items()
-        ]
-        return laboratory.run(cases)
+    def cases(self) -> Iterator[Case]:
+        for beta in BETAS:
+            for way, run in _ways(beta).items():
+                yield Case((f"{beta:g}", way), run, seeds=SEEDS)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         columns = (THROUGHPUT, TPOT, TTFT, IMBALANCE)

@@ -11,7 +11,6 @@ from types import MappingProxyType
 
 from loadgen.figures.cases import BEFORE_REFILL, Case, trace_lengths
 from loadgen.figures.claims import Claim, within
-from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import GREEDY, GREEDY_ORACLE, TRACE_NAMES, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, Column, Table
@@ -34,26 +33,18 @@ RELEASE: Mapping[tuple[str, int, str], tuple[float, float | None]] = MappingProx
         ("burstgpt", 64, GREEDY_ORACLE): (9.0e4, None),
     }
 )
-
-
 _THEIRS = Column("imbalance before refill, 10⁴ tokens", BEFORE_REFILL, 1e4)
-
-
 # At G=64 such a run is nearly all start; the study also shows twice as many requests.
-LONGER = (("burstgpt", 64, "fcfs"), ("burstgpt", 64, GREEDY))
+SHOWN = (
+    *((*run, REQUESTS) for run in RELEASE),
+    *(("burstgpt", 64, way, 2 * REQUESTS) for way in ("fcfs", GREEDY)),
+)
 
 
 def steps(trace: str, workers: int, requests: int = REQUESTS) -> int:
     """Approximate number of steps until the last request is assigned."""
     output_tokens = float(trace_lengths(trace).outputs.mean())
     return round(requests * output_tokens / (workers * SLOTS))
-
-
-def _case(trace: str, workers: int, way: str, requests: int) -> Case:
-    size = {"workers": workers, "slots": SLOTS, "pool": 4 * workers}
-    until = {"steps": steps(trace, workers, requests), "warmup": 0}
-    key = (trace, str(workers), way, str(requests))
-    return Case(key, config(trace, way, **size, **until), before_refill=True)
 
 
 class ReleaseStudy(Study):
@@ -64,37 +55,30 @@ class ReleaseStudy(Study):
         f"their slots are filled; B={SLOTS}. A step's own imbalance stands beside it."
     )
 
-    def measure(self, laboratory: Laboratory) -> Outcomes:
-        once = [_case(*run, REQUESTS) for run in RELEASE]
-        return laboratory.run([*once, *(_case(*run, 2 * REQUESTS) for run in LONGER)])
+    def cases(self) -> Iterator[Case]:
+        for trace, workers, way, requests in SHOWN:
+            size = {"workers": workers, "slots": SLOTS, "pool": 4 * workers}
+            until = {"steps": steps(trace, workers, requests), "warmup": 0}
+            key = (trace, str(workers), way, str(requests))
+            yield Case(key, config(trace, way, **size, **until), before_refill=True)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         rows = []
-        shown = [(run, REQUESTS) for run in RELEASE] + [(run, 2 * REQUESTS) for run in LONGER]
-        for (trace, workers, way), requests in shown:
+        for trace, workers, way, requests in SHOWN:
             targets = RELEASE[trace, workers, way]
             sample = outcomes[trace, str(workers), way, str(requests)]
             cells = [IMBALANCE.cell(sample)]
             for column, target in zip((_THEIRS, THROUGHPUT), targets, strict=True):
                 cells.append(column.cell(sample))
-                deviation = None if target is None else sample.mean(column.metric) / target - 1
-                cells += (
-                    ["–", "–"] if target is None else [f"{target / 1e4:g}", f"{deviation:+.1%}"]
-                )
-            rows.append(
-                [f"{TRACE_NAMES[trace]}, G={workers}, {way}, {requests:,} requests", *cells]
-            )
-        header = [
-            "",
-            IMBALANCE.title,
-            _THEIRS.title,
-            "release",
-            "",
-            THROUGHPUT.title,
-            "release",
-            "",
-        ]
-        return [Table(header, rows)]
+                if target is None:
+                    cells += ["–", "–"]
+                else:
+                    deviation = sample.mean(column.metric) / target - 1
+                    cells += [f"{target / 1e4:g}", f"{deviation:+.1%}"]
+            name = f"{TRACE_NAMES[trace]}, G={workers}, {way}, {requests:,} requests"
+            rows.append([name, *cells])
+        header = ["", IMBALANCE.title, _THEIRS.title, "release", "", THROUGHPUT.title]
+        return [Table([*header, "release", ""], rows)]
 
     def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
         for (trace, workers, way), (imbalance, throughput) in RELEASE.items():
@@ -102,9 +86,8 @@ class ReleaseStudy(Study):
             name = f"{TRACE_NAMES[trace]}, G={workers}, {way}, against the release"
             yield within(f"{name}: imbalance", sample, BEFORE_REFILL, imbalance, TOLERANCE)
             if throughput is not None:
-                yield within(
-                    f"{name}: throughput", sample, THROUGHPUT.metric, throughput, TOLERANCE
-                )
+                metric = THROUGHPUT.metric
+                yield within(f"{name}: throughput", sample, metric, throughput, TOLERANCE)
 
     def words(self, outcomes: Outcomes) -> str:
         return (

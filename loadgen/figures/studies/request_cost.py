@@ -1,10 +1,10 @@
 """Remaining gain when each running request adds a cost of its own (t_r) to a step."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
 from loadgen.figures.cases import Case
-from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import NONE, ORACLE, TRACE_NAMES, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, Table
@@ -35,13 +35,12 @@ class RequestCostStudy(Study):
         "dense 8B model show."
     )
 
-    def measure(self, laboratory: Laboratory) -> Outcomes:
-        cases = []
+    def cases(self) -> Iterator[Case]:
         for trace, (cost, time) in product(TRACE_NAMES, _COSTS.items()):
             runs = {way: config(trace, way, step_time=time) for way in _WAYS}
             runs[UNAWARE] = replace(runs[NONE], known_profile=WorkProfile())
-            cases += [Case((trace, cost, way), runs[way]) for way in _rows(cost)]
-        return laboratory.run(cases)
+            for way in _rows(cost):
+                yield Case((trace, cost, way), runs[way])
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         columns = (THROUGHPUT, TPOT, IMBALANCE)

@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 from loadgen.figures.cases import Case
 from loadgen.figures.claims import Claim, at_least, at_most, within
-from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import GREEDY, GREEDY_ORACLE, NONE, ORACLE, Study, config
 from loadgen.figures.tables import (
@@ -20,7 +19,7 @@ from loadgen.figures.tables import (
     metric_table,
 )
 from loadgen.figures.trials import SEEDS
-from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.report.charts import draw_line, finish, legend, panels, save
 
 WORKERS = (16, 32, 64, 128, 256)
 FEWER_SEEDS, MORE_SEEDS = 3, 10
@@ -70,8 +69,7 @@ class ScaleStudy(Study):
         f"simulation is slow: up to G={_GREEDY_UP_TO} only."
     )
 
-    def measure(self, laboratory: Laboratory) -> Outcomes:
-        cases = []
+    def cases(self) -> Iterator[Case]:
         for workers, way in product(WORKERS, _WAYS):
             if workers > _GREEDY_UP_TO and "balance_route" in way:
                 continue
@@ -81,16 +79,10 @@ class ScaleStudy(Study):
             if (workers, way) == (_REQUIRED_WORKERS, "fcfs"):
                 seeds = MORE_SEEDS
             run = config("burstgpt", way, workers=workers, **changes)
-            cases.append(Case((str(workers), way), run, seeds=seeds))
-        return laboratory.run(cases)
+            yield Case((str(workers), way), run, seeds=seeds)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
-        samples = [
-            (f"G={workers}, {way}", outcomes.get((str(workers), way)))
-            for workers in WORKERS
-            for way in _WAYS
-            if (str(workers), way) in outcomes
-        ]
+        samples = [(f"G={workers}, {way}", each) for (workers, way), each in outcomes.items()]
         columns = (IMBALANCE, THROUGHPUT, TPOT, MEAN_LOAD, PROMPT)
         return [metric_table("", "workers, policy", samples, columns), _reached(outcomes)]
 
@@ -126,13 +118,11 @@ class ScaleStudy(Study):
             present = [workers for workers in WORKERS if (str(workers), way) in outcomes]
             samples = [outcomes[str(workers), way] for workers in present]
             for axes, column in ((left, IMBALANCE), (right, THROUGHPUT)):
-                estimates = [sample.of(column.metric) for sample in samples]
-                draw_line(axes, Line(way, present, estimates, 1e4, style))
-        for axes in (left, right):
+                draw_line(axes, column.line(way, present, samples, style))
+        for axes, column in ((left, IMBALANCE), (right, THROUGHPUT)):
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
             axes.set_xticks(WORKERS, [str(workers) for workers in WORKERS])
-        finish(left, "workers G", IMBALANCE.title)
-        finish(right, "workers G", THROUGHPUT.title)
+            finish(axes, "workers G", column.title)
         legend(left)
         save(figure, path, "simulated; BurstGPT lengths, B=72, pool 128 up to G=32, then 4 G")

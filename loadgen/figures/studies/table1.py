@@ -1,11 +1,11 @@
 """Table 1 of arXiv 2601.17855, on both traces, with every policy and kind of look-ahead."""
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 from types import MappingProxyType
 
 from loadgen.figures.cases import Case
 from loadgen.figures.claims import Claim, at_most, within
-from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import (
     GREEDY,
@@ -75,16 +75,12 @@ def _printed(outcomes: Outcomes) -> Table:
     """BurstGPT lengths beside the paper's figures; the runs differ in length."""
     columns = (IMBALANCE, THROUGHPUT, TPOT)
     header = ["policy", *(f"{column.title}: here, printed" for column in columns)]
-    rows = [
-        [
-            way,
-            *(
-                f"{outcomes['burstgpt', way].mean(column.metric) / column.unit:.2f}, {value:g}"
-                for column, value in zip(columns, printed, strict=False)
-            ),
-        ]
-        for way, printed in PRINTED.items()
-    ]
+    rows = []
+    for way, printed in PRINTED.items():
+        sample = outcomes["burstgpt", way]
+        pairs = zip(columns, printed, strict=False)
+        cells = [f"{sample.mean(each.metric) / each.unit:.2f}, {value:g}" for each, value in pairs]
+        rows.append([way, *cells])
     return Table(header, rows, "Beside the paper's Table 1 (BurstGPT lengths)")
 
 
@@ -109,10 +105,9 @@ class Table1Study(Study):
         "KV token of the fullest worker, 4,500 steps of which the first 500 are left out."
     )
 
-    def measure(self, laboratory: Laboratory) -> Outcomes:
-        return laboratory.run(
-            [Case((trace, way), config(trace, way)) for trace in TRACE_NAMES for way in WAYS]
-        )
+    def cases(self) -> Iterator[Case]:
+        for trace, way in product(TRACE_NAMES, WAYS):
+            yield Case((trace, way), config(trace, way))
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         tables = []

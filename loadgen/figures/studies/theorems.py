@@ -8,13 +8,13 @@ only.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
 from loadgen.figures.cases import Case
 from loadgen.figures.claims import Claim, at_least
-from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import Study
 from loadgen.figures.tables import IMBALANCE, Table, shown
@@ -57,13 +57,12 @@ SLOPE = 0.5
 
 
 def _config(setting: Setting, workers: int, slots: int, policy: str) -> DecodeConfig:
-    lengths = LawLengths.parse(setting.lengths)
     size = workers * slots
     pool = 2 * size if setting.alike else max(4 * workers, math.ceil(4 * size / 50))
     return DecodeConfig(
         **PAPER,
         policy=policy,
-        lengths=lengths,
+        lengths=LawLengths.parse(setting.lengths),
         workers=workers,
         slots=slots,
         pool=pool,
@@ -105,18 +104,10 @@ class TheoremsStudy(Study):
         f"four steps' free slots and at least 4 G, 350 steps without the first 150. {SEEDS} seeds."
     )
 
-    def measure(self, laboratory: Laboratory) -> Outcomes:
-        return laboratory.run(
-            [
-                Case(
-                    (setting.name, str(workers), str(slots), policy),
-                    _config(setting, workers, slots, policy),
-                )
-                for setting in SETTINGS
-                for workers, slots in _POINTS
-                for policy in ("fcfs", "bfio")
-            ]
-        )
+    def cases(self) -> Iterator[Case]:
+        for setting, (workers, slots), policy in product(SETTINGS, _POINTS, ("fcfs", "bfio")):
+            key = (setting.name, str(workers), str(slots), policy)
+            yield Case(key, _config(setting, workers, slots, policy))
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         tables = []
@@ -161,6 +152,5 @@ class TheoremsStudy(Study):
         finish(left, f"slots B (G={AT_WORKERS})", "imbalance, FCFS / BF-IO (H=0)")
         finish(right, f"workers G (B={AT_SLOTS})", "imbalance, FCFS / BF-IO (H=0)")
         legend(left)
-        save(
-            figure, path, "simulated; prompts uniform to 1,000 tokens, geometric outputs of mean 50"
-        )
+        caption = "prompts uniform to 1,000 tokens, geometric outputs of mean 50"
+        save(figure, path, f"simulated; {caption}")

@@ -1,11 +1,11 @@
 """Figures 6 and 7 of arXiv 2601.17855: loads and power over time."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from loadgen.figures.cases import Case
-from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import NONE, ORACLE, Study, config
 from loadgen.figures.tables import ENERGY, IMBALANCE, THROUGHPUT, Table, metric_table
@@ -33,9 +33,8 @@ def _draw_power(outcomes: Outcomes, path: Path) -> None:
     finish(axes, "simulated time, s", "mean power of a worker, W")
     axes.set_ylim(300, 405)
     legend(axes)
-    save(
-        figure, path, "modelled, not measured: 100 + 300 u^0.7 W with u = L_g / max L; 4,500 steps"
-    )
+    law = "100 + 300 u^0.7 W with u = L_g / max L"
+    save(figure, path, f"modelled, not measured: {law}; 4,500 steps")
 
 
 def smooth_power(records: StepRecords, power: PowerModel, points: int) -> tuple[Floats, Floats]:
@@ -53,13 +52,9 @@ class TrajectoriesStudy(Study):
     title = "Loads and power over time (Figures 6 and 7)"
     conditions = "BurstGPT lengths, G=16, B=72, pool 128, 4,500 steps from empty workers, seed 0."
 
-    def measure(self, laboratory: Laboratory) -> Outcomes:
-        return laboratory.run(
-            [
-                Case((way,), config("burstgpt", way, warmup=0), seeds=1, keep_records=True)
-                for way in _WAYS
-            ]
-        )
+    def cases(self) -> Iterator[Case]:
+        for way in _WAYS:
+            yield Case((way,), config("burstgpt", way, warmup=0), seeds=1, keep_records=True)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         samples = [(way, outcomes[(way,)]) for way in _WAYS]

@@ -10,7 +10,6 @@ from engine_patches.admission.theory.thresholds import equal_segments, least_nes
 from loadgen.figures.admission_cases import AdmissionCase
 from loadgen.figures.claims import Claim, at_least, at_most
 from loadgen.figures.fingerprints import ADMISSION_FOLDERS
-from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.studies.kv_pressure import EVICTIONS, LATENCY, P99, TOKENS
 from loadgen.figures.study import COMPUTING, Study
@@ -40,21 +39,13 @@ _EXAMPLE_WAYS: Mapping[str, AdmissionOptions] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """A setting of section 6.
-
-    Attributes:
-        scenario: name of the scenario.
-        rates: arrival rates, requests per second, as printed.
-        calm: half of the stable rate.
-        requests: number of requests; the pauses at the end of a run hardly count with so many.
-        nested: printed ratio of Nested WAIT's thresholds; empty: lengths are known, so WAIT.
-    """
+    """A setting of section 6."""
 
     scenario: str
-    rates: tuple[float, ...]
-    calm: float
-    requests: int
-    nested: tuple[int, ...] = ()
+    rates: tuple[float, ...]  # arrivals per second, as printed
+    calm: float  # half of the stable rate
+    requests: int  # with so many, the pauses at the end of a run hardly count
+    nested: tuple[int, ...] = ()  # printed ratio of the thresholds; empty: lengths are known
 
     def flows(self, rate: float) -> list[Flow]:
         """Request types with their rates."""
@@ -78,6 +69,7 @@ _SETTINGS = (
     _Setting("vidur8b_nested4", (300,), 50, 10_000, (15, 14, 12, 8)),
     _Setting("vidur8b_lmsys10", (55, 550), 34, 10_000, (66, 43, 32, 24, 17, 11, 7, 4, 2, 1)),
 )
+_LOADS = tuple((each, rate) for each in _SETTINGS for rate in (*each.rates, each.calm))
 _PROMPTS_FIRST, _SARATHI = "vLLM before V1 (prompts first)", "Sarathi"
 _RIVALS: Mapping[str, AdmissionOptions] = MappingProxyType(
     {
@@ -88,19 +80,6 @@ _RIVALS: Mapping[str, AdmissionOptions] = MappingProxyType(
 )
 _BY_RULE, _BY_FLUID = "as printed, thresholds by B", "as printed, fluid thresholds"
 _LIVE = "live, measured"
-
-
-def _section_6() -> Iterator[AdmissionCase]:
-    for setting in _SETTINGS:
-        for rate in _loads(setting):
-            for way, options in _ways(setting, rate).items():
-                placed = replace(options, scenario=setting.scenario, rate=float(rate))
-                placed = replace(placed, requests=setting.requests)
-                yield AdmissionCase((setting.scenario, f"{rate:g}", way), placed)
-
-
-def _loads(setting: _Setting) -> list[float]:
-    return [*setting.rates, setting.calm]
 
 
 def _ways(setting: _Setting, rate: float) -> dict[str, AdmissionOptions]:
@@ -160,20 +139,24 @@ class WaitStudy(Study):
     code = ADMISSION_FOLDERS
     physics = COMPUTING
 
-    def measure(self, laboratory: Laboratory) -> Outcomes:
-        example = [AdmissionCase((_EXAMPLE, way), way_, 1) for way, way_ in _EXAMPLE_WAYS.items()]
-        return laboratory.run([*example, *_section_6()])
+    def cases(self) -> Iterator[AdmissionCase]:
+        for way, options in _EXAMPLE_WAYS.items():
+            yield AdmissionCase((_EXAMPLE, way), options, seeds=1)
+        for setting, rate in _LOADS:
+            scenario, requests = setting.scenario, setting.requests
+            for way, options in _ways(setting, rate).items():
+                placed = replace(options, scenario=scenario, rate=float(rate), requests=requests)
+                yield AdmissionCase((scenario, f"{rate:g}", way), placed)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         example = [(way, outcomes[_EXAMPLE, way]) for way in _EXAMPLE_WAYS]
         tables = [metric_table("Example 2", "policy", example, (_COMPLETIONS, LATENCY))]
-        for setting in _SETTINGS:
-            for rate in _loads(setting):
-                key = (setting.scenario, f"{rate:g}")
-                rows = [(way, outcomes[*key, way]) for way in _ways(setting, rate)]
-                printed = "as printed" if rate in setting.rates else "half of what is stable"
-                title = f"{setting.scenario}, {rate:,g} requests/s ({printed})"
-                tables.append(metric_table(title, "policy", rows, _COLUMNS))
+        for setting, rate in _LOADS:
+            key = (setting.scenario, f"{rate:g}")
+            rows = [(way, outcomes[*key, way]) for way in _ways(setting, rate)]
+            printed = "as printed" if rate in setting.rates else "half of what is stable"
+            title = f"{setting.scenario}, {rate:,g} requests/s ({printed})"
+            tables.append(metric_table(title, "policy", rows, _COLUMNS))
         return tables
 
     def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
@@ -182,15 +165,12 @@ class WaitStudy(Study):
         for way in (_CAP, _PRINTED_CAP):
             found = outcomes[_EXAMPLE, way].mean(_COMPLETIONS.metric)
             yield at_least(f"Example 2: {way}, completions per iteration", found, 3.98)
-        for setting in _SETTINGS:
-            for rate in setting.rates:
-                key = (setting.scenario, f"{rate:g}")
-                ours = outcomes[*key, _BY_RULE]
-                rivals = [outcomes[*key, way] for way in (_PROMPTS_FIRST, _SARATHI)]
-                best = max(rivals, key=lambda sample: sample.mean(TOKENS.metric))
-                text = (
-                    f"{setting.scenario}, {rate:,g}/s: throughput, WAIT as printed / the better of "
-                )
-                yield at_least(
-                    f"{text}vLLM before V1 and Sarathi", ours.ratio(best, TOKENS.metric), 1
-                )
+        for setting, rate in _LOADS:
+            if rate not in setting.rates:
+                continue
+            key = (setting.scenario, f"{rate:g}")
+            rivals = [outcomes[*key, way] for way in (_PROMPTS_FIRST, _SARATHI)]
+            best = max(rivals, key=lambda sample: sample.mean(TOKENS.metric))
+            ratio = outcomes[*key, _BY_RULE].ratio(best, TOKENS.metric)
+            text = "throughput, WAIT as printed / the better of vLLM before V1 and Sarathi"
+            yield at_least(f"{setting.scenario}, {rate:,g}/s: {text}", ratio, 1)

@@ -14,7 +14,7 @@ import loadgen.chains.chains_command
 from loadgen.chains.chains_command import ChainsOptions
 from loadgen.chains.chains_config import Blocks, ChainsConfig
 from loadgen.figures.chain_cases import LOWER, RESPONSE, ChainCase, Computed, worst_ratio
-from loadgen.figures.fingerprints import decode_code, fingerprint, modules_of
+from loadgen.figures.fingerprints import CHAIN_FOLDERS, fingerprint
 from loadgen.figures.laboratory import Bench
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.studies import STUDIES, chain_blocks, chain_caches
@@ -68,8 +68,8 @@ def test_commands_give_the_chain_cases_again(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_deployment_without_room_has_no_figures(tmp_path: Path) -> None:
     cases = [
-        ChainCase(("whole",), replace(TINY, placement=Blocks.WHOLE), 1),
-        ChainCase(("chained",), TINY, 2),
+        ChainCase(("whole",), replace(TINY, placement=Blocks.WHOLE), seeds=1),
+        ChainCase(("chained",), TINY, seeds=2),
     ]
     found = Bench(tmp_path, 1).run(cases)
     assert found[("whole",)].of(RESPONSE) is None
@@ -93,24 +93,7 @@ def test_runs_are_named_by_all_that_they_depend_on() -> None:
     ]
     names = {fingerprint(trial.depends_on(seed), trial.code) for trial in trials for seed in (0, 1)}
     assert len(names) == 2 * len(trials)
-    assert not "router.core.placement.gca".startswith(case.code.unused)
-    assert "router.core.placement.gca".startswith(decode_code("bfio", prefill_workers=False).unused)
-
-
-@pytest.mark.parametrize(
-    ("policy", "module", "counts"),
-    [
-        ("jsq", "policy_table", True),
-        ("jsq", "bfio.policy", False),
-        ("balance_route", "bfio.subsets", True),
-        ("balance_route", "bfio.solver", False),
-        ("bfio", "bfio.solver", True),
-        ("bfio", "bfio.calibration", False),
-    ],
-)
-def test_code_that_a_decode_run_goes_through(policy: str, module: str, counts: bool) -> None:
-    names = modules_of(decode_code(policy, prefill_workers=False))
-    assert (f"router.core.policies.{module}" in names) == counts
+    assert computed.code == (*CHAIN_FOLDERS, "loadgen/figures/studies/chain_caches.py")
 
 
 def test_quick_runs_are_fewer_and_shorter() -> None:

@@ -27,7 +27,7 @@ from loadgen.figures.figures_document import (
     outcomes_of,
     read_document,
 )
-from loadgen.figures.fingerprints import fingerprint, modules_of, serving_code
+from loadgen.figures.fingerprints import SERVING_FOLDERS, fingerprint
 from loadgen.figures.laboratory import Bench
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.serving_cases import ServingCase
@@ -37,6 +37,7 @@ from loadgen.figures.study import Study, config
 from loadgen.figures.tables import IMBALANCE, TTFT, Table, metric_table
 from loadgen.figures.trials import Trial
 from loadgen.model.power_model import PowerModel
+from loadgen.report.origin import ROOT, code_hash
 from loadgen.simulator.admission import admission_command
 from loadgen.simulator.admission.admission_command import AdmissionOptions
 from loadgen.simulator.admission.admission_simulation import AdmissionConfig
@@ -193,8 +194,8 @@ def test_a_run_without_end_has_no_figures(tmp_path: Path) -> None:
         "alpha_beta", '{"alpha": 0, "beta": 1}', "example2", rate=12, requests=60
     )
     loops, ends = (
-        AdmissionCase(("0",), alpha, 1),
-        AdmissionCase(("1",), replace(alpha, settings='{"alpha": 0.5, "beta": 1}'), 1),
+        AdmissionCase(("0",), alpha, seeds=1),
+        AdmissionCase(("1",), replace(alpha, settings='{"alpha": 0.5, "beta": 1}'), seeds=1),
     )
     found = Bench(tmp_path, 1).run([loops, ends])
     assert (found[("0",)].each(ENDLESS), found[("0",)].of("latency_mean_s")) == ([1], None)
@@ -226,10 +227,13 @@ def test_runs_are_named_by_all_that_they_depend_on() -> None:
     assert fingerprint(replace(case, key=("b",), seeds=2).depends_on(0), case.code) in names
 
 
-def test_the_memory_and_the_steps_of_an_engine_name_a_run_of_admission() -> None:
-    used = modules_of(AdmissionCase.code)
-    engine = {f"loadgen.engine.{name}" for name in ("engine", "kv_memory", "queues", "transfers")}
-    assert engine | {"router.core.kv_blocks", "router.core.step_time"} <= used.keys()
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_code_that_names_a_run_is_there(name: str) -> None:
+    laboratory = MadeUp()
+    STUDIES[name].measure(laboratory)
+    for path in {path for trial in laboratory.trials for path in trial.code}:
+        assert (ROOT / path).exists()
+        assert code_hash(path)
 
 
 def test_a_policy_of_a_studys_own_is_named_by_its_numbers() -> None:
@@ -239,14 +243,9 @@ def test_a_policy_of_a_studys_own_is_named_by_its_numbers() -> None:
         return fingerprint(case.depends_on(0), case.code)
 
     assert name(1.0) == name(1.0) != name(2.0)
-    used = modules_of(serving_code("kv_cost"))
-    assert {"loadgen.figures.studies.serving_study", "loadgen.traces.trace_files"} <= used.keys()
-
-
-def test_a_rule_does_not_depend_on_bfios_program() -> None:
-    plan = "router.core.policies.bfio.prompt_plan"
-    assert plan in modules_of(serving_code("bfio"))
-    assert plan not in modules_of(serving_code("kv_cost"))
+    codes = {trial.code for study, trial in all_trials() if study == "serving"}
+    own = "loadgen/figures/studies/serving_study.py"
+    assert codes == {SERVING_FOLDERS, (*SERVING_FOLDERS, own)}
 
 
 @pytest.mark.parametrize("name", STUDIES)
