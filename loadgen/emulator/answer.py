@@ -16,22 +16,16 @@ from loadgen.engine.request import EngineRequest
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """One output of an answer; it has an engine request of its own.
-
-    Attributes:
-        shown_tokens: tokens that the engine has released to the client's stream.
-        sent_tokens: tokens whose text was taken for sending.
-        confirmed_tokens: tokens whose text has been sent.
-    """
+    """One output of an answer; it has an engine request of its own."""
 
     answer: Answer
     index: int
     request: EngineRequest
     plan: OutputPlan
-    shown_tokens: int = 0
-    sent_tokens: int = 0
+    shown_tokens: int = 0  # tokens that the engine has released to the client's stream
+    sent_tokens: int = 0  # tokens whose text was taken for sending
     sent_chars: int = 0
-    confirmed_tokens: int = 0
+    confirmed_tokens: int = 0  # tokens whose text has been sent
     done: bool = False
     listed: bool = False
 
@@ -62,22 +56,17 @@ class Choice:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """All outputs of one client's request; a single coroutine waits for them.
-
-    Attributes:
-        choices: outputs; filled when the engine requests are made.
-        failed: whether the engine gave up on the answer.
-        complete: whether the whole answer has been sent.
-        kv_transfer_params: parameters of the KV that the first output left behind.
-    """
+    """All outputs of one client's request; a single coroutine waits for them."""
 
     generation: Generation
     shape: Shape | MessageShape | ResponseShape
     wire: Wire
+    # Outputs; filled when the engine requests are made.
     choices: list[Choice] = field(default_factory=list)
     gone: bool = False
-    failed: bool = False
-    complete: bool = False
+    failed: bool = False  # whether the engine gave up on the answer
+    complete: bool = False  # whether the whole answer has been sent
+    # Parameters of the KV that the first output left behind.
     kv_transfer_params: dict[str, object] | None = None
     _changed: list[Choice] = field(default_factory=list)
     _waiter: asyncio.Future[None] | None = None

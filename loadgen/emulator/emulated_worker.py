@@ -29,11 +29,6 @@ class EmulatedWorker:
 
     Args:
         kept: kept KV of every engine of the fleet, by engine id.
-
-    Attributes:
-        engine_id: id of the engine; new at every start.
-        on_change: callback for new work, less work, and faults that begin or end.
-        step: the last step that it took part in.
     """
 
     def __init__(
@@ -46,15 +41,16 @@ class EmulatedWorker:
         self.rank = rank
         self.settings = settings
         self.stream = stream
-        self.engine_id = ""
+        self.engine_id = ""  # id of the engine; new at every start
         self._kept = kept
         self._told_tokens = 0
         self.kv_events = self._new_kv_events()
         self.model = WorkerModel(rank, self._new_engine(), settings.speed(rank))
         self.fault: Fault | None = None
         self.prompt_tokens_total = 0
-        self.step = 0
+        self.step = 0  # the last step that it took part in
         self.operated = Operated()
+        # Callback for new work, less work, and faults that begin or end.
         self.on_change: Callable[[], None] = lambda: None
         self._choices: dict[str, Choice] = {}
         # A step under way may have stored blocks of them.

@@ -35,49 +35,37 @@ _RANGES = {
 class EmulatorSettings:
     """Settings of a fleet: one group of workers in one process.
 
-    Attributes:
-        workers: answering workers; prefill-only workers have the ranks after theirs.
-        port: port of the first worker; the others follow. 0 picks free ones.
-        time_scale: wall seconds per engine second.
-        max_model_len: longest prompt plus output; None: ``kv_tokens``.
-        speeds: relative speed of each worker, or one for all; empty: 1.
-        control_port: fault port; None: the port after the last worker's.
-        snapshots: ZMQ endpoint of each worker's state stream; empty: none.
-        record: file with a row per step of the answering workers.
-        answers: file with a line per answered request.
-        prefill: cost of prompts and of KV transfers; None: prompts cost nothing, KV stays.
-        admission: admission policy of every worker; None: the engine's own order.
-        features: what the engines do besides continuous batching.
-        kv_events_port: port of the first worker's KV events; the others follow; None: none.
-        time_waits: whether workers report how long they waited for the others in a step.
-
     Raises:
         ConfigError: invalid setting; names the option.
     """
 
-    workers: int = 4
+    workers: int = 4  # answering workers; prefill-only workers have the ranks after theirs
     host: str = "127.0.0.1"
-    port: int = 0
+    port: int = 0  # port of the first worker; the others follow. 0 picks free ones
     slots: int = 72
     kv_tokens: int = 400_000
-    max_model_len: int | None = None
+    max_model_len: int | None = None  # longest prompt plus output; None: ``kv_tokens``
     step_time: StepTime = PAPER_STEP_TIME
     power: PowerModel = field(default_factory=PowerModel)
-    time_scale: float = 1.0
+    time_scale: float = 1.0  # wall seconds per engine second
     barrier: bool = True
-    speeds: tuple[float, ...] = ()
+    speeds: tuple[float, ...] = ()  # relative speed of each worker, or one for all; empty: 1
     model: str = "emulated"
     group: str = "default"
     seed: int = 0
     stream_interval: int = 1
-    control_port: int | None = None
-    snapshots: tuple[str, ...] = ()
-    record: Path | None = None
-    answers: Path | None = None
+    control_port: int | None = None  # fault port; None: the port after the last worker's
+    snapshots: tuple[str, ...] = ()  # ZMQ endpoint of each worker's state stream; empty: none
+    record: Path | None = None  # file with a row per step of the answering workers
+    answers: Path | None = None  # file with a line per answered request
+    # Cost of prompts and of KV transfers; None: prompts cost nothing, KV stays.
     prefill: PrefillSettings | None = None
+    # Admission policy of every worker; None: the engine's own order.
     admission: AdmissionSettings | None = None
-    time_waits: bool = False
+    time_waits: bool = False  # whether workers report how long they waited for the others in a step
+    # What the engines do besides continuous batching.
     features: EngineFeatures = field(default_factory=EngineFeatures)
+    # Port of the first worker's KV events; the others follow; None: none.
     kv_events_port: int | None = None
 
     def __post_init__(self) -> None:

@@ -19,9 +19,6 @@ class Wire(asyncio.Transport):
     """Transport of a connection; while it carries an answer, its worker's fault applies.
 
     An answer is written in pieces: its head, then one per batch of events, or one for its body.
-
-    Attributes:
-        struck: whether a fault has ended the answer; later writes are discarded.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -32,7 +29,7 @@ class Wire(asyncio.Transport):
         self._writes = 0
         self._dripping = bytearray()
         self._closing = False
-        self.struck = False
+        self.struck = False  # whether a fault has ended the answer; later writes are discarded
 
     def bear(self, fault: Callable[[], Fault | None]) -> None:
         """Begin an answer that this fault may strike."""

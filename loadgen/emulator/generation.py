@@ -44,18 +44,13 @@ class RejectedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one emulated engine serves.
-
-    Attributes:
-        adapters: further model names.
-        block_tokens: size of the blocks that prompts are identified by; 0: they are not.
-    """
+    """What one emulated engine serves."""
 
     model: str
     max_model_len: int
     seed: int
-    adapters: frozenset[str] = frozenset()
-    block_tokens: int = 0
+    adapters: frozenset[str] = frozenset()  # further model names
+    block_tokens: int = 0  # size of the blocks that prompts are identified by; 0: they are not
 
     def check(self, model: str | None) -> None:
         """Check that a model is served.
@@ -69,32 +64,23 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A parsed request.
-
-    Attributes:
-        plans: plan of each output, ``n`` per prompt, in the order of the choices.
-        caps: upper bound on output tokens, per prompt.
-        predicted_tokens: output length that the client predicts.
-        kv_transfer: whether its KV is kept, or where it is fetched.
-        name: request id from the body, where the endpoint accepts one.
-        contents: tokens of each prompt.
-        chains: ids of the full blocks of each prompt.
-    """
+    """A parsed request."""
 
     chat: bool
     prompt_tokens: tuple[int, ...]
     n: int
+    # Plan of each output, ``n`` per prompt, in the order of the choices.
     plans: tuple[OutputPlan, ...]
-    caps: tuple[int, ...]
-    predicted_tokens: int | None
+    caps: tuple[int, ...]  # upper bound on output tokens, per prompt
+    predicted_tokens: int | None  # output length that the client predicts
     priority: int
     stream: bool
     include_usage: bool
-    kv_transfer: KvTransfer | None = None
+    kv_transfer: KvTransfer | None = None  # whether its KV is kept, or where it is fetched
     form: Literal["plain", "message", "response"] = "plain"
-    name: str | None = None
-    contents: tuple[Content, ...] = ()
-    chains: tuple[tuple[int, ...], ...] = ()
+    name: str | None = None  # request id from the body, where the endpoint accepts one
+    contents: tuple[Content, ...] = ()  # tokens of each prompt
+    chains: tuple[tuple[int, ...], ...] = ()  # ids of the full blocks of each prompt
 
 
 class _StreamOptions(msgspec.Struct):

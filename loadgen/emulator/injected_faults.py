@@ -23,26 +23,21 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     connection stays), reset, close (the connection ends), corrupt (bytes that are no chunk, then
     the end), endless_head (header lines without end), drip (``bytes_per_s``, events in pieces).
 
-    Attributes:
-        factor: divisor of the speed, for slow.
-        retry_after_s: value of Retry-After, for error; None: no header.
-        mid_event: whether half an event is sent first, for kill, hang, stall, reset and close.
-        after_events: stream events that pass first, for stall, reset, close and corrupt;
-            an unstreamed answer counts as one event.
-        bytes_per_s: send rate, for drip and endless_head.
-
     Raises:
         InputError: an unknown kind or an invalid parameter.
     """
 
     kind: str
-    factor: float = 2.0
+    factor: float = 2.0  # divisor of the speed, for slow
     status: int = 500
     delay_s: float = 0.0
-    retry_after_s: int | None = None
+    retry_after_s: int | None = None  # value of Retry-After, for error; None: no header
+    # Whether half an event is sent first, for kill, hang, stall, reset and close.
     mid_event: bool = False
+    # Stream events that pass first, for stall, reset, close and corrupt; an unstreamed answer
+    # counts as one event.
     after_events: int = 0
-    bytes_per_s: float = 10_000.0
+    bytes_per_s: float = 10_000.0  # send rate, for drip and endless_head
 
     def __post_init__(self) -> None:
         if self.kind not in FAULT_KINDS:

@@ -21,16 +21,11 @@ class _Adapter(msgspec.Struct):
 
 
 class Operated:
-    """Operational state of one engine.
-
-    Attributes:
-        adapters: path of each adapter, by name.
-        going: event, set while new answers may begin.
-    """
+    """Operational state of one engine."""
 
     def __init__(self) -> None:
-        self.adapters: dict[str, str] = {}
-        self.going = asyncio.Event()
+        self.adapters: dict[str, str] = {}  # path of each adapter, by name
+        self.going = asyncio.Event()  # event, set while new answers may begin
         self.going.set()
         self._stopped: set[str] = set()
 

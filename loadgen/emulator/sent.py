@@ -16,7 +16,6 @@ class Sent(msgspec.Struct, frozen=True):
 
     Attributes:
         began_s, ended_s: start and end by the fleet's monotonic clock.
-        tokens: tokens of each choice, sent in whole events.
     """
 
     request: str
@@ -25,7 +24,7 @@ class Sent(msgspec.Struct, frozen=True):
     ended_s: float
     status: int
     complete: bool = False
-    tokens: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()  # tokens of each choice, sent in whole events
     texts: tuple[str, ...] = ()
 
 

@@ -34,23 +34,16 @@ class ChoiceEnd:
 
 @dataclass(frozen=True, slots=True)
 class Phrasing:
-    """Parts of an answer that differ between endpoints.
+    """Parts of an answer that differ between endpoints."""
 
-    Attributes:
-        chunk: the ``object`` of an event.
-        body: the ``object`` of an unstreamed answer.
-        first: template of a choice's event before its first token, takes the index; None: no such
-            event.
-        delta: template of an event with more text, takes the index and the text.
-        last: function that returns the choice in its last event.
-        whole: function that returns the choice in an unstreamed answer.
-    """
-
-    chunk: str
-    body: str
+    chunk: str  # the ``object`` of an event
+    body: str  # the ``object`` of an unstreamed answer
+    # Template of a choice's event before its first token, takes the index; None: no such event.
     first: bytes | None
-    delta: bytes
+    delta: bytes  # template of an event with more text, takes the index and the text
+    # Function that returns the choice in its last event.
     last: Callable[[int, ChoiceEnd], dict[str, object]]
+    # Function that returns the choice in an unstreamed answer.
     whole: Callable[[int, ChoiceEnd], dict[str, object]]
 
 

@@ -27,17 +27,12 @@ KEYED_PROMPT_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """How an output runs and ends.
+    """How an output runs and ends."""
 
-    Attributes:
-        key: start in the cycle of words.
-        end_chars: length of the text when a stop string cuts it, else None.
-    """
-
-    key: int
+    key: int  # start in the cycle of words
     output_tokens: int
     finish_reason: Literal["stop", "length"]
-    end_chars: int | None = None
+    end_chars: int | None = None  # length of the text when a stop string cuts it, else None
     stop_reason: str | None = None
 
     def text(self, start: int, end: int) -> str:

@@ -10,19 +10,12 @@ _SIDE_CHANNEL_PORT = 5600
 
 @dataclass(frozen=True, slots=True)
 class KvTransfer:
-    """KV transfer that a request asks for.
+    """KV transfer that a request asks for."""
 
-    Attributes:
-        keeps: whether its KV stays for another engine (``do_remote_decode``).
-        fetches: whether its prompt's KV is on another engine (``do_remote_prefill``).
-        engine_id: id of that engine.
-        request_id: id of the request that the KV was computed for.
-    """
-
-    keeps: bool
-    fetches: bool
-    engine_id: str
-    request_id: str
+    keeps: bool  # whether its KV stays for another engine (``do_remote_decode``)
+    fetches: bool  # whether its prompt's KV is on another engine (``do_remote_prefill``)
+    engine_id: str  # id of that engine
+    request_id: str  # id of the request that the KV was computed for
 
 
 def read_params(params: Mapping[str, object] | None) -> KvTransfer | None:

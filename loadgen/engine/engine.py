@@ -58,12 +58,8 @@ class Engine:
         layers: kinds of layers, with the same ``block_tokens``; None: all keep every token.
 
     Attributes:
-        kv: blocks that requests take.
-        transfers: requests whose KV comes from other engines.
         waiting_routed: waiting requests that routers have sent.
-        admission: name of the admission policy; None: the engine's own order.
         lost_total: generated tokens that evictions discarded.
-        prompt_budget: may change between steps.
     """
 
     def __init__(
@@ -93,17 +89,19 @@ class Engine:
         self.kept = KeptKv(lease_s)
         self.load_tokens = self.waiting_tokens = self.waiting_routed = 0
         self.preemptions_total = self.generated_total = self.lost_total = 0
-        self.prompt_budget = prompt_budget
+        self.prompt_budget = prompt_budget  # may change between steps
         self._prompt_chunk = long_prefill_token_threshold
         blocks = kv_tokens // block_tokens * self.layers.groups
         self._memory = KvMemory(blocks, self.layers, prefix_cache, self.kept)
-        self.kv = KvBlocks.of(self.layers.kv_groups(0, blocks))
+        self.kv = KvBlocks.of(self.layers.kv_groups(0, blocks))  # blocks that requests take
         self._chunk = _UNBOUNDED if chunk is None else chunk
+        # Requests whose KV comes from other engines.
         self.transfers = Transfers(self._memory, recompute=recompute)
         self._watermark_blocks = int(watermark * (kv_tokens // block_tokens)) * self.layers.groups
         self._prefill_first = prefill_first
         self._eviction = eviction or Eviction()
         self._queue = queue or EngineOrder()
+        # Name of the admission policy; None: the engine's own order.
         self.admission = self._queue.admission
         self._drafts = drafts
         self._growth = Growth(self.layers, caches=prefix_cache is not None)

@@ -28,26 +28,15 @@ _WINDOW = re.compile(r"([0-9]{1,9})(?:,([0-9]{1,4}/[0-9]{1,4}|[01]|[01]?\.[0-9]{
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Layers with a sliding window.
-
-    Attributes:
-        share: of the layers, above 0 and at most 1.
-    """
+    """Layers with a sliding window."""
 
     tokens: int
-    share: Fraction
+    share: Fraction  # of the layers, above 0 and at most 1
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFeatures:
     """Features of an engine; the defaults are vLLM's.
-
-    Attributes:
-        prompt_budget: upper bound on the prompt tokens of a step; None: what the batch leaves.
-        long_prefill_token_threshold: upper bound on those of one request; None: no further bound.
-        prefill_every: prompts are computed in every Nth step, the same one on all workers.
-        acceptance: probability of each position of a draft; empty: no speculative decoding.
-        window: None: every layer keeps and reads every token.
 
     Raises:
         ConfigError: invalid setting; names the option.
@@ -55,11 +44,14 @@ class EngineFeatures:
 
     prefix_caching: bool = True
     block_tokens: int = 16
+    # Upper bound on the prompt tokens of a step; None: what the batch leaves.
     prompt_budget: int | None = None
+    # Upper bound on those of one request; None: no further bound.
     long_prefill_token_threshold: int | None = None
-    prefill_every: int = 1
+    prefill_every: int = 1  # prompts are computed in every Nth step, the same one on all workers
+    # Probability of each position of a draft; empty: no speculative decoding.
     acceptance: tuple[float, ...] = ()
-    window: Window | None = None
+    window: Window | None = None  # None: every layer keeps and reads every token
 
     def __post_init__(self) -> None:
         check_ranges(self, _RANGES)

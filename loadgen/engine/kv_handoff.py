@@ -26,18 +26,14 @@ class KeptKv:
 
     Args:
         lease_s: time for which unclaimed KV stays, engine seconds.
-
-    Attributes:
-        freed_total: requests whose KV was freed because the fetching one ended first.
-        expired_total: requests whose lease ended.
     """
 
     def __init__(self, lease_s: float) -> None:
         self.tokens = 0
         self.kept_total = 0
         self.fetched_total = 0
-        self.freed_total = 0
-        self.expired_total = 0
+        self.freed_total = 0  # requests whose KV was freed because the fetching one ended first
+        self.expired_total = 0  # requests whose lease ended
         self._lease_s = lease_s
         self._kept: dict[str, _Kept] = {}
 
@@ -105,14 +101,10 @@ class KeptKv:
 
 @dataclass(frozen=True, slots=True)
 class TransferTime:
-    """Duration of a KV transfer, engine seconds.
-
-    Attributes:
-        per_token_s: time per token; 2.6e-6 is 128 KiB per token (a model of 8 billion parameters)
-            at 50 GB/s.
-    """
+    """Duration of a KV transfer, engine seconds."""
 
     latency_s: float = 1e-3
+    # Time per token; 2.6e-6 is 128 KiB per token (a model of 8 billion parameters) at 50 GB/s.
     per_token_s: float = 2.6e-6
 
     def seconds(self, tokens: int) -> float:

@@ -7,19 +7,13 @@ from router.core.types import KvGroup
 
 @dataclass(frozen=True, slots=True)
 class KvLayers:
-    """Groups of layers with equal blocks, in one pool, as in vLLM's hybrid models.
-
-    Attributes:
-        full: groups that keep and read every token.
-        sliding: groups that keep and read the last ``window_tokens`` tokens.
-        drafts: further tokens of each sequence that its blocks have room for.
-    """
+    """Groups of layers with equal blocks, in one pool, as in vLLM's hybrid models."""
 
     block_tokens: int = 1
-    full: int = 1
-    sliding: int = 0
+    full: int = 1  # groups that keep and read every token
+    sliding: int = 0  # groups that keep and read the last ``window_tokens`` tokens
     window_tokens: int = 0
-    drafts: int = 0
+    drafts: int = 0  # further tokens of each sequence that its blocks have room for
 
     def __post_init__(self) -> None:
         assert (self.sliding > 0) == (self.window_tokens > 0), "a window is of sliding layers"

@@ -27,15 +27,11 @@ class KvLoadFailure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PrefillTime:
-    """Time that prompts cost where a worker does nothing else.
+    """Time that prompts cost where a worker does nothing else."""
 
-    Attributes:
-        base_s: fixed time of a prefill worker's step, seconds.
-        per_token_s: time per prompt token computed in a step, seconds; 5e-5 is
-            20,000 tokens a second, an assumption for 8 billion parameters on one large GPU.
-    """
-
-    base_s: float = 4.95e-3
+    base_s: float = 4.95e-3  # fixed time of a prefill worker's step, seconds
+    # Time per prompt token computed in a step, seconds; 5e-5 is 20,000 tokens a second, an
+    # assumption for 8 billion parameters on one large GPU.
     per_token_s: float = 5e-5
 
     @property
@@ -48,23 +44,17 @@ class PrefillTime:
 class PrefillSettings:
     """A fleet in which prompts cost time and KV can move.
 
-    Attributes:
-        workers: prefill-only workers; 0: all workers compute their own prompts.
-        chunk: upper bound on the tokens that a worker computes in one step.
-        kv_tokens: KV memory of a prefill worker; None: as the other workers.
-        kv_expiry_s: time for which unfetched KV stays, engine seconds.
-        recompute: whether a prompt is recomputed when its fetch fails; else the request fails.
-
     Raises:
         ConfigError: invalid setting; names the option.
     """
 
-    workers: int = 0
+    workers: int = 0  # prefill-only workers; 0: all workers compute their own prompts
     time: PrefillTime = field(default_factory=PrefillTime)
-    chunk: int = DEFAULT_CHUNK
-    kv_tokens: int | None = None
+    chunk: int = DEFAULT_CHUNK  # upper bound on the tokens that a worker computes in one step
+    kv_tokens: int | None = None  # KV memory of a prefill worker; None: as the other workers
     transfer: TransferTime = field(default_factory=TransferTime)
-    kv_expiry_s: float = DEFAULT_KV_EXPIRY_S
+    kv_expiry_s: float = DEFAULT_KV_EXPIRY_S  # time for which unfetched KV stays, engine seconds
+    # Whether a prompt is recomputed when its fetch fails; else the request fails.
     recompute: bool = False
 
     def __post_init__(self) -> None:

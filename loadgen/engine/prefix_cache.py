@@ -21,18 +21,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Consecutive blocks of a request that entered the cache.
-
-    Attributes:
-        ids: their ids.
-        parent: id of the block before the first; None: none.
-        first: position of the first in the request's chain.
-    """
+    """Consecutive blocks of a request that entered the cache."""
 
     request: str
-    ids: tuple[Hashable, ...]
-    parent: Hashable | None
-    first: int
+    ids: tuple[Hashable, ...]  # their ids
+    parent: Hashable | None  # id of the block before the first; None: none
+    first: int  # position of the first in the request's chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +46,11 @@ class PrefixCache:
 
     Args:
         events: whether to note what is stored and removed, for ``take_events``.
-
-    Attributes:
-        queried_tokens: prompt tokens that were looked up.
-        hit_tokens: those of them that were found.
     """
 
     def __init__(self, *, events: bool = False) -> None:
-        self.queried_tokens = 0
-        self.hit_tokens = 0
+        self.queried_tokens = 0  # prompt tokens that were looked up
+        self.hit_tokens = 0  # those of them that were found
         self._cached: dict[Hashable, list[Block]] = {}
         # Held by nobody; the next to be evicted first.
         self._free: OrderedDict[Block, None] = OrderedDict()

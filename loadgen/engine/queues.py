@@ -20,15 +20,11 @@ class Queue(Protocol):
     """Requests that wait for memory; it receives all later events of a request too.
 
     A request whose KV is being fetched has entered, as it holds its memory.
-
-    Attributes:
-        admission: name of the admission policy; None: the engine's own order.
-        run: ids of running requests that continue in the current step; None: all.
-        wake_s: time at which to open another step even without an event; None: not needed.
     """
 
-    admission: str | None
-    run: Set[str] | None
+    admission: str | None  # name of the admission policy; None: the engine's own order
+    run: Set[str] | None  # ids of running requests that continue in the current step; None: all
+    # Time at which to open another step even without an event; None: not needed.
     wake_s: float | None
 
     def arrived(self, request: EngineRequest) -> None:
@@ -185,16 +181,13 @@ class PolicyOrder:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Rule that selects victims when memory would overflow, and what they lose.
+    """Rule that selects victims when memory would overflow, and what they lose."""
 
-    Attributes:
-        restart: whether a request that returns starts again (arXiv 2504.11320, section 2.4); else
-            it keeps its tokens and recomputes their KV, as in vLLM.
-        clearing: beta, the probability of clearing each running request (arXiv 2502.07115, section
-            8), repeated until the rest fits; 0: the last one admitted goes first.
-    """
-
+    # Whether a request that returns starts again (arXiv 2504.11320, section 2.4); else it keeps its
+    # tokens and recomputes their KV, as in vLLM.
     restart: bool = False
+    # Beta, the probability of clearing each running request (arXiv 2502.07115, section 8), repeated
+    # until the rest fits; 0: the last one admitted goes first.
     clearing: float = 0.0
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 

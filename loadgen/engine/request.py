@@ -12,44 +12,31 @@ from loadgen.engine.prefix_cache import Block
 
 @dataclass(slots=True, eq=False)
 class EngineRequest:
-    """One sequence; the model knows its length in advance.
-
-    Attributes:
-        output_tokens: at least 1.
-        priority: lower goes first.
-        arrival: position in the order of arrival; ``Engine.add`` sets it.
-        keeps_kv: whether its KV stays for another engine after its end.
-        fetch: transfer of its prompt's KV from another engine; None: no transfer, or ended.
-        fetched_s: end of the running transfer, engine seconds.
-        prefill_left: tokens to compute, or recompute, before its next output token.
-        cap_tokens: output bound for admission, which cannot see ``output_tokens``; 0: memory only.
-        hint_tokens: output length that its client predicts, for admission.
-        arrived_s: time of arrival, engine seconds, for admission.
-        chain: an id for each of its full blocks, of the prompt and then of as much of the output as
-            is known; equal ids mean equal tokens up to the block's end.
-        cached_tokens: prompt tokens that it found computed when it entered first.
-        preemptions: number of times that it lost its memory.
-        blocks: its leading blocks that are in the prefix cache, while it holds memory.
-        growth: the set that it grows with; None: it does not decode.
-    """
+    """One sequence; the model knows its length in advance."""
 
     id: str
     prompt_tokens: int
-    output_tokens: int
-    priority: int = 0
-    arrival: int = 0
-    keeps_kv: bool = False
+    output_tokens: int  # at least 1
+    priority: int = 0  # lower goes first
+    arrival: int = 0  # position in the order of arrival; ``Engine.add`` sets it
+    keeps_kv: bool = False  # whether its KV stays for another engine after its end
+    # Transfer of its prompt's KV from another engine; None: no transfer, or ended.
     fetch: Fetch | None = None
-    fetched_s: float = 0.0
-    prefill_left: int = 0
+    fetched_s: float = 0.0  # end of the running transfer, engine seconds
+    prefill_left: int = 0  # tokens to compute, or recompute, before its next output token
+    # Output bound for admission, which cannot see ``output_tokens``; 0: memory only.
     cap_tokens: int = 0
-    hint_tokens: int | None = None
+    hint_tokens: int | None = None  # output length that its client predicts, for admission
     kind: int = 0
-    arrived_s: float = 0.0
+    arrived_s: float = 0.0  # time of arrival, engine seconds, for admission
+    # An id for each of its full blocks, of the prompt and then of as much of the output as is
+    # known; equal ids mean equal tokens up to the block's end.
     chain: Sequence[Hashable] = ()
-    cached_tokens: int = 0
-    preemptions: int = 0
+    cached_tokens: int = 0  # prompt tokens that it found computed when it entered first
+    preemptions: int = 0  # number of times that it lost its memory
+    # Its leading blocks that are in the prefix cache, while it holds memory.
     blocks: list[Block] = field(default_factory=list, init=False, repr=False)
+    # The set that it grows with; None: it does not decode.
     growth: Growth | None = field(default=None, init=False, repr=False)
     _generated: int = field(default=0, init=False, repr=False)
 
@@ -85,15 +72,11 @@ class Growth:
     Args:
         layers: the blocks that a sequence takes.
         caches: whether full blocks of known content are asked for.
-
-    Attributes:
-        requests: in the order of joining.
-        steps: steps so far.
     """
 
     def __init__(self, layers: KvLayers, *, caches: bool = False) -> None:
-        self.requests: dict[EngineRequest, None] = {}
-        self.steps = 0
+        self.requests: dict[EngineRequest, None] = {}  # in the order of joining
+        self.steps = 0  # steps so far
         self._layers = layers
         self._caches = caches
         # Requests by the step in which they take a block; of far ones sliding layers take none.

@@ -8,20 +8,14 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Plan of a step at its start.
-
-    Attributes:
-        prefill_tokens: tokens computed for prompts and for requests that return.
-        decode_tokens: one for each decoding request, and its drafts.
-        failed: ids of requests that ended because their fetch failed.
-        wake_s: time of the next schedule if there is nothing to compute; None: at the next event.
-    """
+    """Plan of a step at its start."""
 
     admitted: tuple[str, ...]
     preempted: tuple[str, ...]
-    prefill_tokens: int
-    decode_tokens: int
-    failed: tuple[str, ...] = ()
+    prefill_tokens: int  # tokens computed for prompts and for requests that return
+    decode_tokens: int  # one for each decoding request, and its drafts
+    failed: tuple[str, ...] = ()  # ids of requests that ended because their fetch failed
+    # Time of the next schedule if there is nothing to compute; None: at the next event.
     wake_s: float | None = None
 
     @property

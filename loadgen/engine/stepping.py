@@ -28,21 +28,16 @@ class WorkerModel:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStep:
-    """One worker's part in a step, as of the start of the step.
-
-    Attributes:
-        engine: a restart replaces it.
-        needed_s: time that the worker needs; it waits for the others for the rest of the step.
-    """
+    """One worker's part in a step, as of the start of the step."""
 
     worker: WorkerModel
-    engine: Engine
+    engine: Engine  # a restart replaces it
     schedule: Schedule
     load_tokens: int
     running: int
     waiting: int
     power_w: float
-    needed_s: float
+    needed_s: float  # time that the worker needs; it waits for the others for the rest of the step
 
 
 @dataclass(frozen=True, slots=True)

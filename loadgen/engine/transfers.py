@@ -17,14 +17,12 @@ class Transfers:
     Attributes:
         tokens: memory of these requests.
         failed_total: requests whose KV could not be fetched.
-        moving: requests in transfer.
-        ready: requests with their KV, the first to run first.
     """
 
     def __init__(self, memory: KvMemory, *, recompute: bool) -> None:
         self.tokens = self.failed_total = 0
-        self.moving: list[EngineRequest] = []
-        self.ready: list[EngineRequest] = []
+        self.moving: list[EngineRequest] = []  # requests in transfer
+        self.ready: list[EngineRequest] = []  # requests with their KV, the first to run first
         self._memory = memory
         self._recompute = recompute
 

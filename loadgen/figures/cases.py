@@ -38,17 +38,11 @@ BEFORE_REFILL = "imbalance_before_refill_tokens"
 
 @dataclass(frozen=True, slots=True)
 class Case(Trial):
-    """One row of a study.
+    """One row of a study."""
 
-    Attributes:
-        config: settings of the simulation; the seed is replaced.
-        before_refill: measure the imbalance before each refill of free slots as well.
-        keep_records: keep every step of the first seed.
-    """
-
-    config: DecodeConfig
-    before_refill: bool = False
-    keep_records: bool = False
+    config: DecodeConfig  # settings of the simulation; the seed is replaced
+    before_refill: bool = False  # measure the imbalance before each refill of free slots as well
+    keep_records: bool = False  # keep every step of the first seed
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -62,17 +62,13 @@ class ChainCase(CommandTrial[ChainsOptions]):
 
 @dataclass(frozen=True, slots=True)
 class Computed(Trial):
-    """Properties of random deployments that need no simulation.
+    """Properties of random deployments that need no simulation."""
 
-    Attributes:
-        function: module-level function of a seed and ``arguments``; it returns ``metrics``.
-        metrics: names of the returned values; values that are not finite count as missing.
-        arguments: JSON-able keyword arguments.
-    """
-
+    # Module-level function of a seed and ``arguments``; it returns ``metrics``.
     function: Callable[..., Mapping[str, float | None]]
+    # Names of the returned values; values that are not finite count as missing.
     metrics: tuple[str, ...]
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # JSON-able keyword arguments
     seeds: int = field(default=DEPLOYMENTS, kw_only=True)
 
     command: ClassVar = None

@@ -22,13 +22,10 @@ _LEAST_REQUESTS = 20
 
 @dataclass(frozen=True, slots=True)
 class ServingCase(CommandTrial[ServingOptions]):
-    """One row of a study.
+    """One row of a study."""
 
-    Attributes:
-        make: policy by seed, in place of the one of the options, with its numbers as arguments;
-            None: that one.
-    """
-
+    # Policy by seed, in place of the one of the options, with its numbers as arguments; None: that
+    # one.
     make: partial[Policy] | None = None
 
     name: ClassVar = "simulate serving"

@@ -40,17 +40,13 @@ SERVING: Mapping[str, object] = MappingProxyType(
 
 
 class Study(ABC):
-    """One question to the simulator.
-
-    Attributes:
-        conditions: conditions of the simulation, in a sentence or two.
-        code: files and folders that decide its figures, beside its own file.
-        physics: which features its engines have, beside the sizes that its cases name.
-    """
+    """One question to the simulator."""
 
     title: ClassVar[str]
-    conditions: ClassVar[str]
+    conditions: ClassVar[str]  # conditions of the simulation, in a sentence or two
+    # Files and folders that decide its figures, beside its own file.
     code: ClassVar[Sequence[str]] = DECODE_FOLDERS
+    # Which features its engines have, beside the sizes that its cases name.
     physics: ClassVar[Mapping[str, object]] = DECODING
 
     def cases(self) -> Iterable[Trial]:

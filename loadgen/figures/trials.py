@@ -24,12 +24,11 @@ class Trial(ABC):
     """One row of a study, repeated with the seeds 0, 1, ...
 
     Attributes:
-        key: unique in the study.
         metrics: keys that each run has.
         code: files and folders that decide a run.
     """
 
-    key: Key
+    key: Key  # unique in the study
     seeds: int = field(default=SEEDS, kw_only=True)
 
     @property
@@ -65,17 +64,12 @@ class Trial(ABC):
 
 @dataclass(frozen=True, slots=True)
 class CommandTrial(Trial, Generic[Options]):
-    """A run of a command.
+    """A run of a command."""
 
-    Attributes:
-        options: dataclass of its options, whose seed is replaced.
-        name: words of the command.
-        always: options that are shown even where they are the defaults, first.
-    """
+    options: Options  # dataclass of its options, whose seed is replaced
 
-    options: Options
-
-    name: ClassVar[str]
+    name: ClassVar[str]  # words of the command
+    # Options that are shown even where they are the defaults, first.
     always: ClassVar[tuple[str, ...]]
 
     @property

@@ -26,16 +26,12 @@ POWER_POINTS = 150
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One run to draw.
-
-    Attributes:
-        record: all steps, in order; at least one.
-        steady: first and last step of the averages' window; None: no window.
-    """
+    """One run to draw."""
 
     name: str
     figure: str
-    record: Sequence[StepRecord]
+    record: Sequence[StepRecord]  # all steps, in order; at least one
+    # First and last step of the averages' window; None: no window.
     steady: tuple[int, int] | None = None
 
 

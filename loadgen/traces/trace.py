@@ -25,17 +25,12 @@ BUNDLED: Mapping[str, Path] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The usable requests of one file, in its order.
-
-    Attributes:
-        format: name of the matching row of ``FORMATS``, or "recording".
-        skipped_failures: rows without output tokens, which stand for failed requests.
-    """
+    """The usable requests of one file, in its order."""
 
     name: str
-    format: str
+    format: str  # name of the matching row of ``FORMATS``, or "recording"
     requests: tuple[TraceRequest, ...]
-    skipped_failures: int = 0
+    skipped_failures: int = 0  # rows without output tokens, which stand for failed requests
 
     @property
     def max_output_tokens(self) -> int:

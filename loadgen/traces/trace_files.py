@@ -30,17 +30,13 @@ Row = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request of a trace.
-
-    Attributes:
-        arrival_s: None where the trace has lengths only.
-        blocks: ids of the prompt's blocks of ``block_tokens``; an id stands for all of the prompt
-            up to its block's end. Empty where the trace has none.
-    """
+    """One request of a trace."""
 
     prompt_tokens: int
     output_tokens: int
-    arrival_s: float | None = None
+    arrival_s: float | None = None  # None where the trace has lengths only
+    # Ids of the prompt's blocks of ``block_tokens``; an id stands for all of the prompt up to its
+    # block's end. Empty where the trace has none.
     blocks: tuple[int, ...] = ()
     block_tokens: int = BLOCK_TOKENS
 
@@ -69,17 +65,13 @@ def _date(field: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Columns of one published format.
-
-    Attributes:
-        arrival: column of the arrival time, None for lengths only.
-        to_seconds: function from a field of that column to seconds on the trace's own clock.
-    """
+    """Columns of one published format."""
 
     name: str
     prompt: str
     output: str
-    arrival: str | None = None
+    arrival: str | None = None  # column of the arrival time, None for lengths only
+    # Function from a field of that column to seconds on the trace's own clock.
     to_seconds: Callable[[object], float] = _seconds
 
     @property

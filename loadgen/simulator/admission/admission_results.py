@@ -16,19 +16,14 @@ class AdmissionResult:
     """Figures from the end of the warm-up to the end of the last request.
 
     Attributes:
-        evictions_per_1k: evictions per thousand arrivals; a request may be evicted
-            several times.
-        throughput_tok_s: output tokens per second, without discarded ones.
         latency_mean_s, latency_p99_s, latency_max_s: time from a request's arrival to its end.
         ttft_mean_s, ttft_p99_s: time from a request's arrival to its first token.
-        refused: requests refused by queue limits, of all arrivals.
-        preemptions: evictions, including the warm-up.
         kv_used_mean, kv_used_max: share of the KV memory held, over time.
-        parameters: everything that the result depends on.
     """
 
+    # Evictions per thousand arrivals; a request may be evicted several times.
     evictions_per_1k: float
-    throughput_tok_s: float
+    throughput_tok_s: float  # output tokens per second, without discarded ones
     throughput_req_s: float
     latency_mean_s: float | None
     latency_p99_s: float | None
@@ -36,13 +31,13 @@ class AdmissionResult:
     ttft_mean_s: float | None
     ttft_p99_s: float | None
     completed: int
-    refused: int
-    preemptions: int
+    refused: int  # requests refused by queue limits, of all arrivals
+    preemptions: int  # evictions, including the warm-up
     kv_used_mean: float
     kv_used_max: float
     step_mean_s: float
     end_s: float
-    parameters: dict[str, object]
+    parameters: dict[str, object]  # everything that the result depends on
 
     def report(self) -> dict[str, object]:
         return {each.name: getattr(self, each.name) for each in fields(self)}

@@ -50,15 +50,12 @@ class EndlessError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """vLLM's queue limits; its API server refuses a request beyond them with a 503.
+    """vLLM's queue limits; its API server refuses a request beyond them with a 503."""
 
-    Attributes:
-        requests: ``--max-num-queued-reqs``, limit on waiting and running requests; None: no limit.
-        tokens: ``--max-num-queued-tokens``, limit on prompt tokens of requests without a first
-            token; once reached, no request is accepted; None: no limit.
-    """
-
+    # ``--max-num-queued-reqs``, limit on waiting and running requests; None: no limit.
     requests: int | None = None
+    # ``--max-num-queued-tokens``, limit on prompt tokens of requests without a first token; once
+    # reached, no request is accepted; None: no limit.
     tokens: int | None = None
 
     def refuse(self, requests: int, prompt_tokens: int) -> bool:
@@ -72,11 +69,6 @@ class QueueLimits:
 class AdmissionConfig:
     """One simulation.
 
-    Attributes:
-        prediction: the policy's knowledge of output lengths.
-        free_tokens: KV tokens without time cost (arXiv 2504.11320, section 2.3, piecewise
-            linear).
-
     Raises:
         ConfigError: an invalid number; names the option.
     """
@@ -86,11 +78,13 @@ class AdmissionConfig:
     rate: float | None = None
     requests: int | None = None
     seed: int = 0
+    # The policy's knowledge of output lengths.
     prediction: Prediction = field(default_factory=Prediction)
     eviction: EvictionKind = EvictionKind.KEEP
     order: Order = Order.VLLM
     watermark: float = 0.0
     limits: QueueLimits = field(default_factory=QueueLimits)
+    # KV tokens without time cost (arXiv 2504.11320, section 2.3, piecewise linear).
     free_tokens: int = 0
     block_tokens: int = 1
 

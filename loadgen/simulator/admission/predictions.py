@@ -16,19 +16,15 @@ _MOST_SIGMA = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Source of predicted lengths.
-
-    Attributes:
-        kind: exact: clients send the true length as their hint; lognormal: the length times
-            exp(sigma z), z standard normal; cap: only the scenario's longest output is known;
-            quantile: a quantile of the lengths of ended requests.
-        value: sigma, or the quantile.
-    """
+    """Source of predicted lengths."""
 
     FORMS: ClassVar[str] = "exact|cap|quantile:Q|lognormal:SIGMA"
 
+    # Exact: clients send the true length as their hint; lognormal: the length times exp(sigma z), z
+    # standard normal; cap: only the scenario's longest output is known; quantile: a quantile of the
+    # lengths of ended requests.
     kind: Literal["exact", "cap", "quantile", "lognormal"] = "exact"
-    value: float = 0.0
+    value: float = 0.0  # sigma, or the quantile
 
     @classmethod
     def parse(cls, text: str) -> Prediction:

@@ -45,17 +45,11 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """Truncated lognormal lengths, by mean and median.
+    """Truncated lognormal lengths, by mean and median."""
 
-    Attributes:
-        mean: mean of the drawn lengths.
-        median: median of the law before truncation and scaling.
-        limit: upper bound, tokens.
-    """
-
-    mean: float
-    median: float
-    limit: int
+    mean: float  # mean of the drawn lengths
+    median: float  # median of the law before truncation and scaling
+    limit: int  # upper bound, tokens
 
     def draw(self, rng: np.random.Generator, count: int) -> Ints:
         """Lengths above the limit are drawn again, then all are scaled to the mean."""
@@ -90,17 +84,11 @@ class LognormalSource:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A type (l, l') of arXiv 2504.11320: l' + 1 steps, which hold l, l + 1, … l + l' tokens.
+    """A type (l, l') of arXiv 2504.11320: l' + 1 steps, which hold l, l + 1, … l + l' tokens."""
 
-    Attributes:
-        share: weight of the type among the arrivals.
-        prompt_tokens: l.
-        decode_steps: l'; on an engine it returns l' + 1 tokens, the first with its prompt.
-    """
-
-    share: float
-    prompt_tokens: int
-    decode_steps: int
+    share: float  # weight of the type among the arrivals
+    prompt_tokens: int  # l
+    decode_steps: int  # l'; on an engine it returns l' + 1 tokens, the first with its prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,23 +137,17 @@ class EvenSource:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One engine and its requests.
-
-    Attributes:
-        kv_tokens: C, its KV memory.
-        slots: requests that run at once.
-        chunk: upper bound on the tokens of a step.
-    """
+    """One engine and its requests."""
 
     name: str
     summary: str
-    kv_tokens: int
+    kv_tokens: int  # C, its KV memory
     cost: StepTime
     source: Source
     rate: float
     requests: int
-    slots: int = 256
-    chunk: int = 2048
+    slots: int = 256  # requests that run at once
+    chunk: int = 2048  # upper bound on the tokens of a step
 
 
 def _vidur(name: str, what: str, rate: float, types: Sequence[Kind]) -> Scenario:

@@ -59,23 +59,7 @@ class DecodeConfig:
     """One simulation of barrier-synchronized decode.
 
     Attributes:
-        slots: B, requests that a worker runs at once.
-        pool: requests kept waiting, with full arrivals; else number of candidates that a policy
-            sees, the oldest of an unbounded queue.
-        seed: seed of lengths, arrivals, random policies and missed ends.
-        dispatch: from the central pool, or on arrival to queues in the engines.
-        dispatch_delay: steps from a decision to the engine.
-        overcommit: requests that may queue in each engine before a slot is free; None: set from the
-            measured slot bubble.
-        starvation_s: patience of a waiting request, in simulated seconds.
-        deadline_steps: patience in steps, in place of ``starvation_s``; 0: endless.
         horizon, discount, tie_weight, lead_tokens: H, gamma, mu and the lead; None: by the rule.
-        profile: cost of requests; ``step_time`` adds its t_r and its t_p.
-        known_profile: cost that the policy assumes; None: it learns the cost from the steps.
-        kv_tokens: KV memory of a worker, for the usage in views; 0: no usage in views.
-        prefill: prefill workers for these; None: prompts are free, or the workers compute them.
-        size_error: sigma of a lognormal factor of mean 1 on the prompt sizes that policies see; 0:
-            exact.
 
     Fields that ``serve`` has too have its defaults.
 
@@ -86,17 +70,23 @@ class DecodeConfig:
     policy: str
     lengths: LengthSource
     workers: int = 16
-    slots: int = 72
+    slots: int = 72  # B, requests that a worker runs at once
+    # Requests kept waiting, with full arrivals; else number of candidates that a policy sees, the
+    # oldest of an unbounded queue.
     pool: int = _KEPT_WAITING
     steps: int = 4500
     warmup: int = 500
-    seed: int = 0
+    seed: int = 0  # seed of lengths, arrivals, random policies and missed ends
     arrivals: Arrivals = field(default_factory=Arrivals)
+    # From the central pool, or on arrival to queues in the engines.
     dispatch: Dispatch = SERVE["dispatch"]
-    dispatch_delay: int = 0
+    dispatch_delay: int = 0  # steps from a decision to the engine
+    # Requests that may queue in each engine before a slot is free; None: set from the measured slot
+    # bubble.
     overcommit: int | None = SERVE["overcommit"]
+    # Patience of a waiting request, in simulated seconds.
     starvation_s: float = SERVE["starvation_s"]
-    deadline_steps: int | None = None
+    deadline_steps: int | None = None  # patience in steps, in place of ``starvation_s``; 0: endless
     horizon: int | None = SERVE["horizon"]
     discount: float | None = SERVE["discount"]
     tie_weight: float | None = SERVE["tie_weight"]
@@ -104,10 +94,14 @@ class DecodeConfig:
     knowledge: Knowledge = field(default_factory=lambda: Knowledge(SERVE["lookahead"]))
     step_time: StepTime = PAPER_STEP_TIME
     power: PowerModel = field(default_factory=PowerModel)
+    # Cost of requests; ``step_time`` adds its t_r and its t_p.
     profile: WorkProfile = field(default_factory=WorkProfile)
+    # Cost that the policy assumes; None: it learns the cost from the steps.
     known_profile: WorkProfile | None = None
-    kv_tokens: int = 0
+    kv_tokens: int = 0  # KV memory of a worker, for the usage in views; 0: no usage in views
+    # Prefill workers for these; None: prompts are free, or the workers compute them.
     prefill: PrefillConfig | None = None
+    # Sigma of a lognormal factor of mean 1 on the prompt sizes that policies see; 0: exact.
     size_error: float = 0.0
 
     def __post_init__(self) -> None:

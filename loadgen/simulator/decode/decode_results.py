@@ -16,21 +16,13 @@ Report = dict[str, object]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRecords:
-    """Records of the S steps after the warm-up.
+    """Records of the S steps after the warm-up."""
 
-    Attributes:
-        seconds: duration of each step, shape (S,).
-        idle_s: time without any request before each step, shape (S,).
-        loads: KV tokens of running requests, shape (S, G).
-        tokens: output tokens of the step, shape (S,).
-        waiting: requests that stayed in the router, shape (S,).
-    """
-
-    seconds: Floats
-    idle_s: Floats
-    loads: Ints
-    tokens: Ints
-    waiting: Ints
+    seconds: Floats  # duration of each step, shape (S,)
+    idle_s: Floats  # time without any request before each step, shape (S,)
+    loads: Ints  # KV tokens of running requests, shape (S, G)
+    tokens: Ints  # output tokens of the step, shape (S,)
+    waiting: Ints  # requests that stayed in the router, shape (S,)
 
     @property
     def imbalance_tokens(self) -> Ints:
@@ -54,40 +46,33 @@ class DecodeResult:
     """Averages over the steps after the warm-up.
 
     Attributes:
-        avg_imbalance_tokens: mean of G max L - sum L.
-        tpot_mean_s: mean of (finish - start) / output tokens, of requests that start and finish
-            after the warm-up.
         ttft_mean_s, ttft_p99_s: time from a request's arrival to its first token, of requests that
             start after the warm-up.
         mean_load_tokens, max_load_tokens: KV tokens of a worker, of the fullest worker.
-        mean_admitted_prompt_tokens: mean prompt length of the started requests.
-        max_pool_wait_steps: longest wait in the router, including requests that wait at the end.
-        slot_bubble_steps: steps that a slot stood free while requests waited, per refill
-            meanwhile.
         decision_ms_p50, decision_ms_p99: duration of a decision; None without a clock.
-        waiting_at_end: requests that still waited in the router.
-        prefill: figures of prefill workers, None without any.
-        records: records of every step, on request.
     """
 
-    avg_imbalance_tokens: float
+    avg_imbalance_tokens: float  # mean of G max L - sum L
     throughput_tok_s: float
+    # Mean of (finish - start) / output tokens, of requests that start and finish after the warm-up.
     tpot_mean_s: float | None
     ttft_mean_s: float | None
     ttft_p99_s: float | None
     energy_j: float
     mean_load_tokens: float
     max_load_tokens: float
-    mean_admitted_prompt_tokens: float | None
-    max_pool_wait_steps: int
+    mean_admitted_prompt_tokens: float | None  # mean prompt length of the started requests
+    max_pool_wait_steps: int  # longest wait in the router, including requests that wait at the end
+    # Steps that a slot stood free while requests waited, per refill meanwhile.
     slot_bubble_steps: float
     decision_ms_p50: float | None
     decision_ms_p99: float | None
     steps: int
     completed: int
-    waiting_at_end: int
+    waiting_at_end: int  # requests that still waited in the router
     parameters: Report
-    prefill: PrefillResult | None = None
+    prefill: PrefillResult | None = None  # figures of prefill workers, None without any
+    # Records of every step, on request.
     records: StepRecords | None = field(default=None, compare=False)
 
     def report(self) -> Report:

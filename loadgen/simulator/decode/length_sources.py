@@ -41,11 +41,10 @@ class TraceLengths:
     """Rows of a trace, drawn with replacement.
 
     Attributes:
-        trace: the trace.
         prompts, outputs: lengths of its rows, shape (rows,).
     """
 
-    trace: Trace
+    trace: Trace  # the trace
     prompts: Ints
     outputs: Ints
 
@@ -99,11 +98,10 @@ class LawLengths:
     """Prompts by one law, outputs by another, all independent; the shortest is 1 token.
 
     Attributes:
-        law: name from ``LAWS``.
         prompt_tokens, output_tokens: parameters of the laws: mean, maximum, or the length.
     """
 
-    law: str
+    law: str  # name from ``LAWS``
     prompt_tokens: float
     output_tokens: float
 

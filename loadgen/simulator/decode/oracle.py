@@ -17,16 +17,11 @@ Kind = Literal["auto", "none", "cap", "survival", "oracle"]
 
 @dataclass(frozen=True, slots=True)
 class Foreseen(Running):
-    """Running requests with known ends; only the simulator can make one.
+    """Running requests with known ends; only the simulator can make one."""
 
-    Attributes:
-        remaining: steps that each request will still run, including the coming one, shape
-            (n,).
-        held_tokens: KV tokens held during the coming step, shape (n,); with a drift it differs from
-            the generated ones.
-    """
-
-    remaining: Ints
+    remaining: Ints  # steps that each request will still run, including the coming one, shape (n,)
+    # KV tokens held during the coming step, shape (n,); with a drift it differs from the generated
+    # ones.
     held_tokens: Ints
 
     @property
@@ -71,15 +66,11 @@ class OracleSignal:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """Knowledge of a look-ahead.
+    """Knowledge of a look-ahead."""
 
-    Attributes:
-        kind: an oracle, or a signal of ``serve``; simulated engines report no probabilities.
-        missed: fraction of the ends that an oracle misses.
-    """
-
+    # An oracle, or a signal of ``serve``; simulated engines report no probabilities.
     kind: Kind = "none"
-    missed: float = 0.0
+    missed: float = 0.0  # fraction of the ends that an oracle misses
 
     @classmethod
     def parse(cls, text: str) -> Knowledge:

@@ -17,12 +17,9 @@ _ALIKE = 0.001  # smaller differences are not worth a note
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Runs of several policies; the first policy is the baseline.
+    """Runs of several policies; the first policy is the baseline."""
 
-    Attributes:
-        runs: results by policy, one per seed; all policies have the same seeds.
-    """
-
+    # Results by policy, one per seed; all policies have the same seeds.
     runs: Mapping[str, Sequence[DecodeResult]]
 
     @property

@@ -33,28 +33,21 @@ class PrefillResult:
     """Averages after the warm-up; the first five add up to the mean TTFT of the same requests.
 
     Attributes:
-        prefill_queue_mean_s: from the arrival to the first step of the prompt.
-        prefill_mean_s: from there to the end of the prompt's computation.
-        handoff_wait_mean_s: from there to the start of the fetch by a decode worker.
-        kv_transfer_mean_s: from there to the end of the fetch.
-        first_step_mean_s: from there to the first token: a slot, the start of a step, the step.
         prefill_kept_mean_tokens, prefill_kept_max_tokens: KV of computed prompts kept until its
             fetch, of all prefill workers.
-        prefill_busy_share: share of the prefill workers' time in steps.
-        prefill_stalled_share: share of their time without memory for a waiting prompt.
-        prefill_waiting_at_end: requests whose prompts were not computed yet.
     """
 
-    prefill_queue_mean_s: float | None
-    prefill_mean_s: float | None
-    handoff_wait_mean_s: float | None
-    kv_transfer_mean_s: float | None
+    prefill_queue_mean_s: float | None  # from the arrival to the first step of the prompt
+    prefill_mean_s: float | None  # from there to the end of the prompt's computation
+    handoff_wait_mean_s: float | None  # from there to the start of the fetch by a decode worker
+    kv_transfer_mean_s: float | None  # from there to the end of the fetch
+    # From there to the first token: a slot, the start of a step, the step.
     first_step_mean_s: float | None
     prefill_kept_mean_tokens: float
     prefill_kept_max_tokens: int
-    prefill_busy_share: float
-    prefill_stalled_share: float
-    prefill_waiting_at_end: int
+    prefill_busy_share: float  # share of the prefill workers' time in steps
+    prefill_stalled_share: float  # share of their time without memory for a waiting prompt
+    prefill_waiting_at_end: int  # requests whose prompts were not computed yet
 
     @classmethod
     def of(

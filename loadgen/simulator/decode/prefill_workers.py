@@ -38,18 +38,14 @@ _MOST_TOKENS = 10**15
 class PrefillConfig:
     """Prefill workers, and the KV transfer to the decode workers.
 
-    Attributes:
-        chunk: upper bound on the prompt tokens of a worker's step.
-        kv_tokens: KV memory of each; 0: unbounded.
-
     Raises:
         ConfigError: invalid setting; names the option.
     """
 
     workers: int
     time: PrefillTime = field(default_factory=PrefillTime)
-    chunk: int = DEFAULT_CHUNK
-    kv_tokens: int = 0
+    chunk: int = DEFAULT_CHUNK  # upper bound on the prompt tokens of a worker's step
+    kv_tokens: int = 0  # KV memory of each; 0: unbounded
     transfer: TransferTime = field(default_factory=TransferTime)
 
     def __post_init__(self) -> None:
@@ -93,17 +89,13 @@ def parse_prefill(
 
 
 class _Worker:
-    """One prefill worker: its engine and its current step.
-
-    Attributes:
-        left_tokens: prompt tokens to compute, including those of the current step.
-    """
+    """One prefill worker: its engine and its current step."""
 
     def __init__(self, config: PrefillConfig) -> None:
         memory = config.kv_tokens or _NO_BOUND
         # A prompt takes at least one token of a step, so a step never runs out of slots.
         self.engine = Engine(config.chunk, memory, chunk=config.chunk, lease_s=math.inf)
-        self.left_tokens = 0
+        self.left_tokens = 0  # prompt tokens to compute, including those of the current step
         self.stepping = False
         self._group = StepGroup([WorkerModel(0, self.engine)], config.time.step_time, PowerModel())
         self._backlog_tokens = CHUNKS_AHEAD * config.chunk

@@ -30,18 +30,13 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Arrival process of the requests.
-
-    Attributes:
-        kind: full: a constant number of waiting requests; poisson: a rate; trace: the trace's own
-            times.
-        rate_per_s: rate of poisson.
-    """
+    """Arrival process of the requests."""
 
     FORMS: ClassVar[str] = "full|poisson:RATE|trace"
 
+    # Full: a constant number of waiting requests; poisson: a rate; trace: the trace's own times.
     kind: Literal["full", "poisson", "trace"] = "full"
-    rate_per_s: float = 0.0
+    rate_per_s: float = 0.0  # rate of poisson
 
     @classmethod
     def parse(cls, text: str) -> Arrivals:

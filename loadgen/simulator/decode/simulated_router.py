@@ -40,14 +40,6 @@ class SimulatedWorkers:
         config: configuration.
         engines: engines.
         clock: clock for decision times.
-
-    Attributes:
-        step: coming step.
-        begun_s: time at which the last round began; views are made before, for they cost more here
-            than in the live router.
-        departures: requests that ended with the last step.
-        held: slots in use, by tenant.
-        totals: sums over the steps in which requests waited.
     """
 
     def __init__(
@@ -56,13 +48,16 @@ class SimulatedWorkers:
         self._config = config
         self._engines = engines
         self._clock = clock
+        # Time at which the last round began; views are made before, for they cost more here than in
+        # the live router.
         self.begun_s = 0.0
         # One cap for all, as replay sends it; it cuts nothing.
         self._cap_tokens = config.lengths.max_output_tokens or NO_CAP
         self.ids = [f"w{index:04}" for index in range(config.workers)]
-        self.step = 0
-        self.departures: list[Departure] = []
-        self.held: Counter[str] = Counter()
+        self.step = 0  # coming step
+        self.departures: list[Departure] = []  # requests that ended with the last step
+        self.held: Counter[str] = Counter()  # slots in use, by tenant
+        # Sums over the steps in which requests waited.
         self.totals: Mapping[PoolState, StepTotals] = {PoolState.WAITING: StepTotals()}
         self._fit = StepFit()
 

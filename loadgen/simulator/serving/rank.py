@@ -8,18 +8,14 @@ from router.core.types import RunningRequest, Snapshot
 
 
 class Rank:
-    """An engine with its snapshots.
-
-    Attributes:
-        entered: requests that got their first token in the last step.
-        ended: those that it completed.
-    """
+    """An engine with its snapshots."""
 
     def __init__(self, worker_id: str, group: str, rank: int, engine: Engine) -> None:
         self.worker_id = worker_id
         self.engine = engine
+        # Requests that got their first token in the last step.
         self.entered: list[EngineRequest] = []
-        self.ended: list[EngineRequest] = []
+        self.ended: list[EngineRequest] = []  # those that it completed
         self._group = group
         self._rank = rank
         self._requests: dict[str, EngineRequest] = {}

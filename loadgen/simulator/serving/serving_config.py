@@ -34,16 +34,13 @@ _MOST_DIGITS = 18
 
 @dataclass(frozen=True, slots=True)
 class ServingArrivals:
-    """Times at which requests arrive, or with sessions their first turns.
-
-    Attributes:
-        value: requests per second of poisson; factor on the trace's own times; clients of closed,
-            each of which sends its next request when it has the answer to the last.
-    """
+    """Times at which requests arrive, or with sessions their first turns."""
 
     FORMS: ClassVar[str] = "poisson:RATE|trace[:SCALE]|closed:N"
 
     kind: Literal["poisson", "trace", "closed"]
+    # Requests per second of poisson; factor on the trace's own times; clients of closed, each of
+    # which sends its next request when it has the answer to the last.
     value: float
 
     @classmethod
@@ -103,20 +100,6 @@ class PrefillWindow:
 class ServingConfig:
     """One simulation of whole engines.
 
-    Attributes:
-        requests: the first ones of the trace.
-        barrier: whether the workers step together, or each alone.
-        batch_tokens: most tokens that a worker computes in a step, of prompts and outputs.
-        prompt_budget: most of them that belong to prompts; None: no further bound; ``AUTO``: the
-            router's own from step to step, by ``targets``.
-        starvation_s: wait after which a request goes before all others.
-        think: mean seconds, exponential, from an answer to the next turn of its session; None:
-            every request arrives by ``arrivals``.
-        pool: requests that a policy sees, the oldest of an unbounded queue.
-        dispatch_delay: steps for which a request that is sent at the end of a step is on its way.
-        warmup: share of the requests, the first ones, that count in no result.
-        step_time: true cost of the steps; the router learns its own.
-
     Raises:
         ConfigError: an invalid number or combination; names the option.
         InputError: the trace lacks what the options need.
@@ -125,23 +108,28 @@ class ServingConfig:
     policy: str
     trace: Trace
     arrivals: ServingArrivals
-    requests: int = 2500
+    requests: int = 2500  # the first ones of the trace
     workers: int = 8
-    barrier: bool = True
+    barrier: bool = True  # the workers step together, or each alone
     slots: int = 128
     kv_tokens: int = 1_000_000
     block_tokens: int = BLOCK_TOKENS
-    batch_tokens: int = 2048
+    batch_tokens: int = 2048  # most tokens that a worker computes in a step, of prompts and outputs
+    # Most of them that belong to prompts; None: no further bound; ``AUTO``: the router's own from
+    # step to step, by ``targets``.
     prompt_budget: int | Literal["auto"] | None = None
     targets: Targets = field(default_factory=Targets)
     prefill_window: PrefillWindow = field(default_factory=PrefillWindow)
-    step_time: StepTime = PAPER_STEP_TIME
+    step_time: StepTime = PAPER_STEP_TIME  # true cost of the steps; the router learns its own
     dispatch: Dispatch = SERVE["dispatch"]
-    pool: int = SERVE["pool_size"]
+    pool: int = SERVE["pool_size"]  # requests that a policy sees, the oldest of an unbounded queue
+    # Steps for which a request that is sent at the end of a step is on its way.
     dispatch_delay: int = 0
-    starvation_s: float = SERVE["starvation_s"]
+    starvation_s: float = SERVE["starvation_s"]  # wait after which a request goes before all others
+    # Mean seconds, exponential, from an answer to the next turn of its session; None: every request
+    # arrives by ``arrivals``.
     think: float | None = None
-    warmup: float = 0.2
+    warmup: float = 0.2  # share of the requests, the first ones, that count in no result
     seed: int = 0
 
     def __post_init__(self) -> None:

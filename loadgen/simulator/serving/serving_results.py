@@ -15,22 +15,14 @@ class ServingRecords:
     """The S steps after the warm-up, up to the last arrival: the load does not fall meanwhile.
 
     Without a barrier each step is that of one rank, G = 1.
-
-    Attributes:
-        seconds: duration of each step, shape (S,).
-        needed_s: what each rank alone would have needed, shape (S, G).
-        loads: KV tokens of running requests, shape (S, G).
-        running: their number, shape (S, G).
-        prompts: prompt tokens computed, shape (S, G).
-        tokens: output tokens of the step, shape (S,).
     """
 
-    seconds: Floats
-    needed_s: Floats
-    loads: Ints
-    running: Ints
-    prompts: Ints
-    tokens: Ints
+    seconds: Floats  # duration of each step, shape (S,)
+    needed_s: Floats  # what each rank alone would have needed, shape (S, G)
+    loads: Ints  # KV tokens of running requests, shape (S, G)
+    running: Ints  # their number, shape (S, G)
+    prompts: Ints  # prompt tokens computed, shape (S, G)
+    tokens: Ints  # output tokens of the step, shape (S,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,31 +30,25 @@ class ServingResult:
     """Figures of the requests after the warm-up, and of the steps from the first one's arrival on.
 
     Attributes:
-        completed: requests, with those of the warm-up.
         ttft_mean_s, ttft_p50_s, ttft_p99_s: from a request's arrival to its first token.
         tpot_mean_s, tpot_p99_s: time from the first token to the last, for each token after the
             first.
-        throughput_tok_s: output tokens per second.
-        prefix_hit_share: share of the prompts' tokens that the engines had cached.
-        idle_share: share of the ranks' time in steps spent waiting for the slowest one.
-        evictions_per_1k: preemptions per thousand requests.
-        parameters: everything that the result depends on, and what the router has learned.
-        records: of every step, on request.
     """
 
-    completed: int
+    completed: int  # requests, with those of the warm-up
     ttft_mean_s: float
     ttft_p50_s: float
     ttft_p99_s: float
     tpot_mean_s: float | None
     tpot_p99_s: float | None
-    throughput_tok_s: float
-    prefix_hit_share: float
-    idle_share: float
+    throughput_tok_s: float  # output tokens per second
+    prefix_hit_share: float  # share of the prompts' tokens that the engines had cached
+    idle_share: float  # share of the ranks' time in steps spent waiting for the slowest one
     step_mean_s: float
-    evictions_per_1k: float
+    evictions_per_1k: float  # preemptions per thousand requests
+    # Everything that the result depends on, and what the router has learned.
     parameters: dict[str, object]
-    records: ServingRecords | None = field(default=None, compare=False)
+    records: ServingRecords | None = field(default=None, compare=False)  # of every step, on request
 
     def report(self) -> dict[str, object]:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}

@@ -13,23 +13,18 @@ from loadgen.traces.trace_files import TraceRequest
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One request.
-
-    Attributes:
-        arrival_s: None until the answer that it waits for has ended, or with closed clients any.
-        chain: ids of its full blocks of known content: the prompt, and with sessions as much of the
-            answer as the next turn repeats.
-        think_s: from that answer's end to its arrival.
-        following: turns that wait for its answer.
-    """
+    """One request."""
 
     number: int
     prompt_tokens: int
     output_tokens: int
+    # None until the answer that it waits for has ended, or with closed clients any.
     arrival_s: float | None
+    # Ids of its full blocks of known content: the prompt, and with sessions as much of the answer
+    # as the next turn repeats.
     chain: Sequence[Hashable]
-    think_s: float = 0.0
-    following: list[Turn] = field(default_factory=list)
+    think_s: float = 0.0  # from that answer's end to its arrival
+    following: list[Turn] = field(default_factory=list)  # turns that wait for its answer
 
 
 def turns_of(config: ServingConfig) -> list[Turn]:

@@ -42,15 +42,11 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Result of one simulation: imbalance in tokens, throughput in tokens per second.
-
-    Attributes:
-        used: parameters in force, including the lead.
-    """
+    """Result of one simulation: imbalance in tokens, throughput in tokens per second."""
 
     imbalance_tokens: float
     throughput_tok_s: float
-    used: Setting
+    used: Setting  # parameters in force, including the lead
 
 
 # One simulation with a setting, or with the rule's (None), and a seed.
@@ -63,12 +59,11 @@ class Tuned:
     """Result of a search.
 
     Attributes:
-        best: setting of the least mean imbalance over the seeds of the search.
-        tried: mean imbalance in tokens by setting, over its last set of seeds.
         rule_trials, best_trials: with seeds outside the search, the same for both.
     """
 
-    best: Setting
+    best: Setting  # setting of the least mean imbalance over the seeds of the search
+    # Mean imbalance in tokens by setting, over its last set of seeds.
     tried: Mapping[Setting, float]
     rule_trials: Sequence[Trial]
     best_trials: Sequence[Trial]
@@ -76,16 +71,11 @@ class Tuned:
 
 @dataclass(slots=True)
 class Search:
-    """Coarse grid, refinement around the best, then a comparison with the rule on fresh seeds.
-
-    Attributes:
-        seeds: seeds of the search; the comparison uses as many others.
-        foresees: whether ends are predicted at all; then horizons above 0 are tried too.
-    """
+    """Coarse grid, refinement around the best, then a comparison with the rule on fresh seeds."""
 
     measure: Measure
-    seeds: int
-    foresees: bool
+    seeds: int  # seeds of the search; the comparison uses as many others
+    foresees: bool  # whether ends are predicted at all; then horizons above 0 are tried too
     tell: Tell = lambda _: None
     _trials: dict[tuple[Setting, int], Trial] = field(default_factory=dict)
 
