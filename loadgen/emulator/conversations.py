@@ -32,11 +32,7 @@ class _Response(msgspec.Struct):
 
 
 def parse_message(body: bytes, limits: Limits) -> Generation:
-    """Parse the body of ``POST /v1/messages``.
-
-    Raises:
-        RejectedError: vLLM would reject it too.
-    """
+    """Parse the body of ``POST /v1/messages``."""
     asked = decoded(body, _Message)
     before = [] if asked.system is None else [_Item(asked.system, "system")]
     chat = {"max_tokens": asked.max_tokens, "stop": asked.stop_sequences}
@@ -44,11 +40,7 @@ def parse_message(body: bytes, limits: Limits) -> Generation:
 
 
 def parse_response(body: bytes, limits: Limits) -> Generation:
-    """Parse the body of ``POST /v1/responses``.
-
-    Raises:
-        RejectedError: vLLM would reject it too.
-    """
+    """Parse the body of ``POST /v1/responses``."""
     asked = decoded(body, _Response)
     said = [_Item(asked.input)] if isinstance(asked.input, str) else asked.input
     before = [] if asked.instructions is None else [_Item(asked.instructions, "system")]

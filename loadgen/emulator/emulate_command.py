@@ -150,11 +150,7 @@ class EmulateOptions:
     json: Annotated[str | None, json_option("Write what was started as JSON, - for stdout.")] = None
 
     def settings(self) -> EmulatorSettings:
-        """Build the fleet's settings from the options.
-
-        Raises:
-            ConfigError: invalid option; named in the message.
-        """
+        """Build the fleet's settings from the options."""
         ranks = self.workers + self.prefill_workers
         first = self.snapshot_port or (self.control_port or self.port + ranks) + 1
         entry, drafts = self.admission, self.speculate

@@ -24,12 +24,7 @@ _TEAR_S = 0.01
 
 
 class EmulatedFleet:
-    """A fleet that runs inside its ``async with`` block.
-
-    Raises:
-        ConfigError: a port is not available.
-        InputError: the record cannot be written.
-    """
+    """A fleet that runs inside its ``async with`` block."""
 
     def __init__(self, settings: EmulatorSettings) -> None:
         self.settings = settings

@@ -33,11 +33,7 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class EmulatorSettings:
-    """Settings of a fleet: one group of workers in one process.
-
-    Raises:
-        ConfigError: invalid setting; names the option.
-    """
+    """Settings of a fleet: one group of workers in one process."""
 
     workers: int = 4  # answering workers; prefill-only workers have the ranks after theirs
     host: str = "127.0.0.1"
@@ -198,11 +194,7 @@ class EmulatorSettings:
 
 
 def parse_speeds(text: str) -> tuple[float, ...]:
-    """Parse relative speeds separated by commas.
-
-    Raises:
-        ConfigError: not numbers.
-    """
+    """Parse relative speeds separated by commas."""
     return tuple(numbers("--speed", text))
 
 
@@ -211,9 +203,6 @@ def snapshot_endpoints(port: int, workers: int) -> tuple[str, ...]:
 
     Each worker has two ports, the second for full snapshots. They are local only: the streams have
     no keys, and a router refuses remote ones without keys.
-
-    Raises:
-        ConfigError: no room for them.
     """
     if not 0 < port <= _HIGHEST_PORT - 2 * workers:
         raise ConfigError(

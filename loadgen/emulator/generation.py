@@ -53,11 +53,7 @@ class Limits:
     block_tokens: int = 0  # size of the blocks that prompts are identified by; 0: they are not
 
     def check(self, model: str | None) -> None:
-        """Check that a model is served.
-
-        Raises:
-            RejectedError: it is not.
-        """
+        """Check that a model is served."""
         if model not in (None, "", self.model) and model not in self.adapters:
             raise RejectedError(f"The model `{model}` does not exist.", "model", 404)
 
@@ -122,11 +118,7 @@ _chats = msgspec.json.Decoder(_ChatBody)
 
 
 def decoded(body: bytes, kind: type[_Kind]) -> _Kind:
-    """Decode a body.
-
-    Raises:
-        RejectedError: it is no such JSON.
-    """
+    """Decode a body."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -134,11 +126,7 @@ def decoded(body: bytes, kind: type[_Kind]) -> _Kind:
 
 
 def parse_completion(body: bytes, limits: Limits) -> Generation:
-    """Parse the body of ``POST /v1/completions``.
-
-    Raises:
-        RejectedError: vLLM would reject it too.
-    """
+    """Parse the body of ``POST /v1/completions``."""
     parsed = _decode(_completions, body)
     prompts = _prompts(parsed.prompt)
     lengths = [len(p) if isinstance(p, list) else estimate_text_tokens(p) for p in prompts]
@@ -148,11 +136,7 @@ def parse_completion(body: bytes, limits: Limits) -> Generation:
 
 
 def parse_chat(body: bytes, limits: Limits) -> Generation:
-    """Parse the body of ``POST /v1/chat/completions``; without a cap it may fill the context.
-
-    Raises:
-        RejectedError: vLLM would reject it too.
-    """
+    """Parse the body of ``POST /v1/chat/completions``; without a cap it may fill the context."""
     parsed = _decode(_chats, body)
     if not parsed.messages:
         raise RejectedError("messages must not be empty", "messages")

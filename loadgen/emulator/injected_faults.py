@@ -22,9 +22,6 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Faults of completion answers alone, while health checks succeed: stall (no more bytes, the
     connection stays), reset, close (the connection ends), corrupt (bytes that are no chunk, then
     the end), endless_head (header lines without end), drip (``bytes_per_s``, events in pieces).
-
-    Raises:
-        InputError: an unknown kind or an invalid parameter.
     """
 
     kind: str

@@ -80,11 +80,7 @@ class KvEvents:
         self._socket: zmq.Socket[bytes] | None = None
 
     async def start(self) -> None:
-        """Bind the endpoint.
-
-        Raises:
-            ConfigError: it cannot be bound.
-        """
+        """Bind the endpoint."""
         problem = f"cannot publish KV events at {self._endpoint}"
         self._socket = await bound(self._bind, problem)
         self._sequence = 0

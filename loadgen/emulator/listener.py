@@ -85,11 +85,7 @@ class Listener:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     async def open(self) -> None:
-        """Accept connections; no-op when already open.
-
-        Raises:
-            ConfigError: the port is not available.
-        """
+        """Accept connections; no-op when already open."""
         if self._server is not None:
             return
         loop = asyncio.get_running_loop()

@@ -34,11 +34,7 @@ class Operated:
         return msgspec.json.encode({what: what in self._stopped})
 
     def do(self, path: str, body: bytes) -> None:
-        """Perform one of the ``ACTIONS``.
-
-        Raises:
-            RejectedError: an invalid body, or an unknown adapter.
-        """
+        """Perform one of the ``ACTIONS``."""
         if path in _STOPS:
             self._stopped.add(_STOPS[path])
         elif path in _GOES_ON:

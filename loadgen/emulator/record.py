@@ -37,11 +37,7 @@ class StepRecord:
 
 
 class RecordWriter:
-    """Writes rows as steps end; ``close`` flushes them.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Writes rows as steps end; ``close`` flushes them."""
 
     def __init__(self, path: Path, workers: int) -> None:
         try:

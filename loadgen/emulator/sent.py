@@ -33,9 +33,6 @@ class SentLog:
 
     Args:
         path: file; None: nothing is written.
-
-    Raises:
-        InputError: the file cannot be written.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -54,11 +51,7 @@ class SentLog:
 
 
 def read_sent(path: Path) -> list[Sent]:
-    """Read every line of such a file; one that is still being written is left out.
-
-    Raises:
-        InputError: the file cannot be read, or is not such a record.
-    """
+    """Read every line of such a file; one that is still being written is left out."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
         return [msgspec.json.decode(line, type=Sent) for line in lines if line.endswith(b"\n")]

@@ -33,11 +33,7 @@ class StateStream:
         self._leases = PromptLeases()
 
     async def start(self, model: WorkerModel) -> None:
-        """Bind both endpoints, as a new epoch.
-
-        Raises:
-            ConfigError: an endpoint cannot be bound.
-        """
+        """Bind both endpoints, as a new epoch."""
         initial = _report(model, 0)
         self._cached = CachedBlocks(_told_block(model))
         self._leases = PromptLeases()

@@ -19,11 +19,7 @@ def engine_now_s(time_scale: float) -> float:
 
 
 class StepTimer:
-    """Wakes one coroutine at a time of ``time.monotonic()``.
-
-    Raises:
-        OSError: the system provides no timer.
-    """
+    """Wakes one coroutine at a time of ``time.monotonic()``."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)

@@ -36,11 +36,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class EngineFeatures:
-    """Features of an engine; the defaults are vLLM's.
-
-    Raises:
-        ConfigError: invalid setting; names the option.
-    """
+    """Features of an engine; the defaults are vLLM's."""
 
     prefix_caching: bool = True
     block_tokens: int = 16
@@ -133,11 +129,7 @@ class EngineFeatures:
 
 
 def parse_drafts(text: str) -> tuple[float, ...]:
-    """Parse ``K,ACCEPT``, or ``K`` and a probability for each position of a draft.
-
-    Raises:
-        ConfigError: neither.
-    """
+    """Parse ``K,ACCEPT``, or ``K`` and a probability for each position of a draft."""
     count, *given = numbers("--speculate", text)
     alike = len(given) == 1 and 1 <= count <= _MOST_DRAFTS
     acceptance = tuple(given * int(count) if alike else given)
@@ -152,11 +144,7 @@ def parse_drafts(text: str) -> tuple[float, ...]:
 
 
 def parse_window(text: str) -> Window:
-    """Parse ``TOKENS``, or ``TOKENS,SHARE`` with a share of the layers such as 5/6.
-
-    Raises:
-        ConfigError: neither.
-    """
+    """Parse ``TOKENS``, or ``TOKENS,SHARE`` with a share of the layers such as 5/6."""
     match = _WINDOW.fullmatch(text)
     try:
         tokens, share = match.groups() if match else ("0", None)

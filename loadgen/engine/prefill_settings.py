@@ -42,11 +42,7 @@ class PrefillTime:
 
 @dataclass(frozen=True, slots=True)
 class PrefillSettings:
-    """A fleet in which prompts cost time and KV can move.
-
-    Raises:
-        ConfigError: invalid setting; names the option.
-    """
+    """A fleet in which prompts cost time and KV can move."""
 
     workers: int = 0  # prefill-only workers; 0: all workers compute their own prompts
     time: PrefillTime = field(default_factory=PrefillTime)
@@ -76,11 +72,7 @@ class PrefillSettings:
             raise ConfigError(f"--kv-expiry must be above 0 seconds, got {self.kv_expiry_s:g}")
 
     def check(self, slots: int, context_tokens: int, drafts: int = 0) -> None:
-        """Check that these settings fit the workers' slots, context length and drafts.
-
-        Raises:
-            ConfigError: they do not; names the option.
-        """
+        """Check that these settings fit the workers' slots, context length and drafts."""
         if self.chunk <= slots * (1 + drafts):
             least = f"{slots * (1 + drafts)}, for " if drafts else ""
             drafted = f", its {drafts} drafts (--speculate)" if drafts else ""
@@ -110,9 +102,6 @@ def parse_prefill(
     """Parse the prefill options; None: prompts cost nothing.
 
     ``prompts_cost``: whether ``--step-time`` has a t_p.
-
-    Raises:
-        ConfigError: an invalid option, or one without effect.
     """
     given = {
         "--batch-tokens": chunk,
@@ -140,22 +129,14 @@ def parse_prefill(
 
 
 def refuse(options: Mapping[str, object], problem: str) -> None:
-    """Reject options that were given but have no effect.
-
-    Raises:
-        ConfigError: one of them was given.
-    """
+    """Reject options that were given but have no effect."""
     for option, value in options.items():
         if value is not None:
             raise ConfigError(f"{option} {problem}")
 
 
 def parse_prefill_time(text: str | None) -> PrefillTime:
-    """Parse ``C,t_p`` in seconds; None: the default.
-
-    Raises:
-        ConfigError: not two numbers, or a step that takes no time.
-    """
+    """Parse ``C,t_p`` in seconds; None: the default."""
     values = numbers("--prefill-step-time", DEFAULT_PREFILL if text is None else text)
     if len(values) != 2 or min(values) < 0 or values[0] == 0:
         raise ConfigError(
@@ -165,11 +146,7 @@ def parse_prefill_time(text: str | None) -> PrefillTime:
 
 
 def parse_transfer_time(text: str | None) -> TransferTime:
-    """Parse ``L,t`` in seconds; None: the default.
-
-    Raises:
-        ConfigError: not two numbers from 0 up.
-    """
+    """Parse ``L,t`` in seconds; None: the default."""
     values = numbers("--kv-transfer-time", DEFAULT_TRANSFER if text is None else text)
     if len(values) != 2 or min(values) < 0:
         raise ConfigError(f"--kv-transfer-time takes L,t in seconds from 0 up, got {text!r}")

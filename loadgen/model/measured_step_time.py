@@ -19,10 +19,6 @@ def load_step_time(text: str) -> StepTime:
         text: numbers, or the path of a JSON object with ``base_s`` and ``per_token_s``. Optional
             keys: ``per_request_s``, ``per_prompt_token_s``, and ``measured`` for any further data,
             as ``tests/gpu/measure.py`` writes it.
-
-    Raises:
-        ConfigError: neither an existing file nor two to four numbers.
-        InputError: the file is no such object.
     """
     path = Path(text)
     if _is_file(path):

@@ -6,11 +6,7 @@ from router.core.errors import ConfigError
 
 
 def check_ranges(settings: object, ranges: Mapping[str, tuple[float, float]]) -> None:
-    """Check fields by their names, which are those of the options; None is unset.
-
-    Raises:
-        ConfigError: one is out of its range; names the option.
-    """
+    """Check fields by their names, which are those of the options; None is unset."""
     for name, (least, most) in ranges.items():
         value = getattr(settings, name)
         if value is not None and not least <= value <= most:

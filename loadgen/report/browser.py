@@ -129,11 +129,7 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=asked)
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of an expression in the page; wait for a promise.
-
-        Raises:
-            BrowserError: the expression threw an error.
-        """
+        """Return the value of an expression in the page; wait for a promise."""
         answer = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -143,11 +139,7 @@ class Page:
         return answer["result"].get("value")
 
     def wait_for(self, expression: str, timeout_s: float = 60.0) -> Any:
-        """Wait until an expression is true in the page, and return its value.
-
-        Raises:
-            BrowserError: it did not become true in time.
-        """
+        """Wait until an expression is true in the page, and return its value."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() <= deadline:
             with contextlib.suppress(NavigatedError):  # the next page may have it
@@ -172,11 +164,7 @@ class Page:
 
 @contextlib.contextmanager
 def browsing(program: str, timeout_s: float = 60.0) -> Iterator[Page]:
-    """Run a Chromium with one empty tab until the block ends.
-
-    Raises:
-        BrowserError: it does not start.
-    """
+    """Run a Chromium with one empty tab until the block ends."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()

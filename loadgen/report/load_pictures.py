@@ -36,11 +36,7 @@ class Panel:
 
 
 def require_matplotlib() -> None:
-    """Check that pictures can be drawn.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
+    """Check that pictures can be drawn."""
     if find_spec("matplotlib") is None:
         raise ConfigError(
             "pictures need matplotlib, which is not installed: pip install matplotlib "

@@ -13,21 +13,13 @@ from router.core.errors import ConfigError
 
 
 def parse_admission(option: str, text: str) -> AdmissionSettings:
-    """Parse a policy's name, or its settings in the plug-in's form, ``{"policy": …}``.
-
-    Raises:
-        ConfigError: neither; names the option.
-    """
+    """Parse a policy's name, or its settings in the plug-in's form, ``{"policy": …}``."""
     is_object = text.lstrip().startswith("{")
     return admission_settings(option, parse_object(option, text) if is_object else {"policy": text})
 
 
 def admission_settings(option: str, mapping: Mapping[str, object]) -> AdmissionSettings:
-    """Check settings.
-
-    Raises:
-        ConfigError: invalid settings; the message names the option and the nearest valid name.
-    """
+    """Check settings."""
     try:
         return read_admission(mapping)
     except AdmissionError as error:
@@ -35,11 +27,7 @@ def admission_settings(option: str, mapping: Mapping[str, object]) -> AdmissionS
 
 
 def parse_object(option: str, text: str) -> dict[str, object]:
-    """Parse a JSON object.
-
-    Raises:
-        ConfigError: other text; names the option.
-    """
+    """Parse a JSON object."""
     try:
         found = json.loads(text)
     except ValueError as error:

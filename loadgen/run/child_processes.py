@@ -86,11 +86,7 @@ class Child:
         return found
 
     def check(self) -> None:
-        """Check that it runs.
-
-        Raises:
-            EvenstepError: it has ended.
-        """
+        """Check that it runs."""
         if self.exit_code is not None:
             raise EvenstepError(f"{self._name} ended with {self.exit_code}: {self.last_words}")
 
@@ -133,11 +129,7 @@ class Child:
 
 
 def free_ports(count: int) -> int:
-    """Return the first of ``count`` consecutive free ports.
-
-    Raises:
-        ConfigError: there are none.
-    """
+    """Return the first of ``count`` consecutive free ports."""
     firsts = random.sample(PORTS[:-count], 200)
     for first in firsts:
         if all(_is_free(port) for port in range(first, first + count)):

@@ -28,12 +28,7 @@ JsonFlag = Annotated[str | None, json_option("Write the result; - is stdout.")]
 
 
 def length_source(trace: str | None, lengths: str | None) -> LengthSource:
-    """Return the lengths of ``--trace`` or ``--lengths``; by default of the first bundled trace.
-
-    Raises:
-        ConfigError: both are given, or an unknown law.
-        InputError: no such trace.
-    """
+    """Return the lengths of ``--trace`` or ``--lengths``; by default of the first bundled trace."""
     if lengths is None:
         return TraceLengths.of(load_trace(trace or "burstgpt"))
     if trace is not None:

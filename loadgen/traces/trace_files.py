@@ -81,11 +81,7 @@ class Format:
         return lengths if self.arrival is None else (self.arrival, *lengths)
 
     def read(self, row: Row) -> TraceRequest:
-        """Parse one row.
-
-        Raises:
-            ValueError: a missing or invalid field.
-        """
+        """Parse one row."""
         output_tokens = _count(row, self.output, at_least=0)
         return TraceRequest(
             _count(row, self.prompt, at_least=1 if output_tokens else 0),

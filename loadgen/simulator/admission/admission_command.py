@@ -79,11 +79,7 @@ class AdmissionOptions:
     json_file: JsonFlag = None
 
     def config(self) -> AdmissionConfig:
-        """Build the configuration from the options.
-
-        Raises:
-            ConfigError: invalid option; named in the message.
-        """
+        """Build the configuration from the options."""
         prediction = Prediction.parse(self.predict)
         scenario = scenario_of(self.scenario)
         cost = scenario.cost if self.step_time is None else load_step_time(self.step_time)

@@ -67,11 +67,7 @@ class QueueLimits:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionConfig:
-    """One simulation.
-
-    Raises:
-        ConfigError: an invalid number; names the option.
-    """
+    """One simulation."""
 
     settings: AdmissionSettings
     scenario: Scenario

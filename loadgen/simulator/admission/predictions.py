@@ -28,11 +28,7 @@ class Prediction:
 
     @classmethod
     def parse(cls, text: str) -> Prediction:
-        """Parse ``exact``, ``cap``, ``quantile:Q`` or ``lognormal:SIGMA``.
-
-        Raises:
-            ConfigError: none of these.
-        """
+        """Parse ``exact``, ``cap``, ``quantile:Q`` or ``lognormal:SIGMA``."""
         kind, _, number = text.partition(":")
         if text == "exact":
             return cls("exact")

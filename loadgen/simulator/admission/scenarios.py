@@ -202,11 +202,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType({each.name: each for each i
 
 
 def scenario_of(name: str) -> Scenario:
-    """Look up a scenario.
-
-    Raises:
-        ConfigError: an unknown name.
-    """
+    """Look up a scenario."""
     if name not in SCENARIOS:
         known = known_names(name, list(SCENARIOS))
         raise ConfigError(f"--scenario: there is no scenario {name!r}; {known}")

@@ -139,12 +139,7 @@ class DecodeOptions:
     json_file: JsonFlag = None
 
     def configs(self) -> list[DecodeConfig]:
-        """Build the configuration of each policy from the options.
-
-        Raises:
-            ConfigError: invalid option; named in the message.
-            InputError: no such trace, or step time.
-        """
+        """Build the configuration of each policy from the options."""
         arrivals = Arrivals.parse(self.arrivals)
         names = self.policy.split(",")
         if len(set(names)) < len(names):

@@ -62,9 +62,6 @@ class DecodeConfig:
         horizon, discount, tie_weight, lead_tokens: H, gamma, mu and the lead; None: by the rule.
 
     Fields that ``serve`` has too have its defaults.
-
-    Raises:
-        ConfigError: invalid setting; names the option.
     """
 
     policy: str

@@ -154,11 +154,7 @@ class Recorder:
         *,
         keep_records: bool,
     ) -> DecodeResult:
-        """Return all averages.
-
-        Raises:
-            InputError: the requests ended within the warm-up.
-        """
+        """Return all averages."""
         if len(self._steps) <= self._warmup:
             raise InputError(
                 f"the requests ended after {len(self._steps)} steps, within the warm-up of "

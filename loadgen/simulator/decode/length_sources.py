@@ -107,11 +107,7 @@ class LawLengths:
 
     @classmethod
     def parse(cls, text: str) -> LawLengths:
-        """Parse ``LAW:IN,OUT``.
-
-        Raises:
-            ConfigError: an unknown law, or invalid numbers.
-        """
+        """Parse ``LAW:IN,OUT``."""
         law, _, values = text.partition(":")
         numbers = values.split(",")
         if law not in LAWS or len(numbers) != 2:

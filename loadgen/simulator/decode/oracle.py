@@ -74,11 +74,7 @@ class Knowledge:
 
     @classmethod
     def parse(cls, text: str) -> Knowledge:
-        """Parse ``auto``, ``none``, ``cap``, ``survival``, ``oracle`` or ``miss:P``.
-
-        Raises:
-            ConfigError: none of these.
-        """
+        """Parse ``auto``, ``none``, ``cap``, ``survival``, ``oracle`` or ``miss:P``."""
         kinds: tuple[Kind, ...] = ("auto", "none", "cap", "survival", "oracle")
         for kind in kinds:
             if text == kind:

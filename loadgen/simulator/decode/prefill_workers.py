@@ -36,11 +36,7 @@ _MOST_TOKENS = 10**15
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """Prefill workers, and the KV transfer to the decode workers.
-
-    Raises:
-        ConfigError: invalid setting; names the option.
-    """
+    """Prefill workers, and the KV transfer to the decode workers."""
 
     workers: int
     time: PrefillTime = field(default_factory=PrefillTime)
@@ -65,11 +61,7 @@ def parse_prefill(
     kv_tokens: int | None,
     transfer_time: str | None,
 ) -> PrefillConfig | None:
-    """Parse the options of prefill workers; None without such workers.
-
-    Raises:
-        ConfigError: an invalid option, or one without effect.
-    """
+    """Parse the options of prefill workers; None without such workers."""
     given = {
         "--prefill-step-time": step_time,
         "--prefill-chunk": chunk,

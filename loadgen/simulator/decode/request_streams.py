@@ -40,11 +40,7 @@ class Arrivals:
 
     @classmethod
     def parse(cls, text: str) -> Arrivals:
-        """Parse ``full``, ``poisson:RATE`` or ``trace``.
-
-        Raises:
-            ConfigError: none of these.
-        """
+        """Parse ``full``, ``poisson:RATE`` or ``trace``."""
         kind, _, value = text.partition(":")
         if text == "full":
             return cls("full")

@@ -87,12 +87,7 @@ class ServingOptions:
     json_file: JsonFlag = None
 
     def config(self) -> ServingConfig:
-        """Build the configuration.
-
-        Raises:
-            ConfigError: invalid option; named in the message.
-            InputError: no such trace, or step time.
-        """
+        """Build the configuration."""
         return ServingConfig(
             **same_named(self, ServingConfig)
             | {

@@ -45,11 +45,7 @@ class ServingArrivals:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse ``poisson:RATE``, ``trace[:SCALE]`` or ``closed:N``.
-
-        Raises:
-            ConfigError: none of these.
-        """
+        """Parse ``poisson:RATE``, ``trace[:SCALE]`` or ``closed:N``."""
         kind, colon, value = text.partition(":")
         if kind == "closed" and 1 <= (whole(value) or 0) <= _MANY:
             return cls("closed", int(value))
@@ -77,11 +73,7 @@ class PrefillWindow:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse ``OPEN/OF``.
-
-        Raises:
-            ConfigError: not two whole numbers, or none of the steps is open.
-        """
+        """Parse ``OPEN/OF``."""
         left, _, right = text.partition("/")
         if 1 <= (whole(left) or 0) <= (whole(right) or 0) <= _MANY:
             return cls(int(left), int(right))
