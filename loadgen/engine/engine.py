@@ -56,10 +56,6 @@ class Engine:
         prefix_cache: None: nothing is shared or found again; each engine needs its own.
         drafts: speculative decoding; None: a token per request and step.
         layers: kinds of layers, with the same ``block_tokens``; None: all keep every token.
-
-    Attributes:
-        waiting_routed: waiting requests that routers have sent.
-        lost_total: generated tokens that evictions discarded.
     """
 
     def __init__(
@@ -87,21 +83,21 @@ class Engine:
         self.prefix_cache = prefix_cache
         self.running: list[EngineRequest] = []
         self.kept = KeptKv(lease_s)
-        self.load_tokens = self.waiting_tokens = self.waiting_routed = 0
-        self.preemptions_total = self.generated_total = self.lost_total = 0
+        self.load_tokens = self.waiting_tokens = 0
+        self.waiting_routed = 0  # waiting requests that routers have sent
+        self.preemptions_total = self.generated_total = 0
+        self.lost_total = 0  # generated tokens that evictions discarded
         self.prompt_budget = prompt_budget  # may change between steps
         self._prompt_chunk = long_prefill_token_threshold
         blocks = kv_tokens // block_tokens * self.layers.groups
         self._memory = KvMemory(blocks, self.layers, prefix_cache, self.kept)
         self.kv = KvBlocks.of(self.layers.kv_groups(0, blocks))  # blocks that requests take
         self._chunk = _UNBOUNDED if chunk is None else chunk
-        # Requests whose KV comes from other engines.
         self.transfers = Transfers(self._memory, recompute=recompute)
         self._watermark_blocks = int(watermark * (kv_tokens // block_tokens)) * self.layers.groups
         self._prefill_first = prefill_first
         self._eviction = eviction or Eviction()
         self._queue = queue or EngineOrder()
-        # Name of the admission policy; None: the engine's own order.
         self.admission = self._queue.admission
         self._drafts = drafts
         self._growth = Growth(self.layers, caches=prefix_cache is not None)
@@ -229,12 +225,7 @@ class Engine:
                 request.fetch.die(now_s)
 
     def schedule(self, now_s: float = 0.0, *, prefill: bool = True) -> Schedule:
-        """Begin a step: preempt until the running requests fit, else admit waiting ones.
-
-        Args:
-            now_s: engine seconds.
-            prefill: whether the step may compute prompts.
-        """
+        """Begin a step: preempt until the running requests fit, else admit waiting ones."""
         self.kept.expire(now_s)
         failed = self.transfers.end(now_s, self._waiting)
         for request in failed:

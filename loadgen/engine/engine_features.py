@@ -67,21 +67,13 @@ class EngineFeatures:
         return KvLayers(self.block_tokens, full, sliding, window.tokens, len(self.acceptance))
 
     def longest_tokens(self, kv_tokens: int) -> int:
-        """Longest prompt plus output for this memory."""
+        """Longest prompt plus output."""
         return kv_tokens // self.block_tokens * self.block_tokens - len(self.acceptance)
 
     def engine(
         self, slots: int, kv_tokens: int, *, seed: list[int], events: bool = False, **rest: Any
     ) -> Engine:
-        """A new engine.
-
-        Args:
-            slots: as ``Engine``.
-            kv_tokens: as ``Engine``.
-            seed: for the acceptance of drafts.
-            events: whether the prefix cache notes its events.
-            rest: further arguments of ``Engine``.
-        """
+        """An engine; ``seed`` is of the drafts, ``events`` of the cache, ``rest`` of ``Engine``."""
         drafts = Drafts(self.acceptance, np.random.default_rng(seed)) if self.acceptance else None
         return Engine(
             slots,

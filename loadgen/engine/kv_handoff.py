@@ -22,10 +22,9 @@ class _Kept:
 
 
 class KeptKv:
-    """KV that one engine keeps for others; each request's KV is fetched, freed or expired once.
+    """KV that one engine keeps for others; each request's is fetched, freed or expired once.
 
-    Args:
-        lease_s: time for which unclaimed KV stays, engine seconds.
+    Unclaimed KV stays for ``lease_s`` engine seconds.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -46,11 +45,7 @@ class KeptKv:
         self.kept_total += 1
 
     def claim(self, request_id: str, now_s: float) -> int:
-        """Claim KV for a request that has arrived at another engine.
-
-        Returns:
-            Number of its tokens; 0 when it is no longer kept.
-        """
+        """Claim KV for a request at another engine; return its tokens, 0: no longer kept."""
         self.expire(now_s)
         kept = self._kept.get(request_id)
         if kept is None:
@@ -72,7 +67,6 @@ class KeptKv:
         return fetched
 
     def free(self, request_id: str) -> None:
-        """No-op when it is not kept."""
         self.freed_total += self._drop(request_id)
 
     def expire(self, now_s: float) -> int:
@@ -116,10 +110,8 @@ class Fetch:
 
     The outputs of one prompt (``n`` above 1) share it: KV that arrived for the first serves all.
 
-    Args:
-        source: KV of the source engine; None: an unknown or dead engine.
-        kv_id: id of the request that the KV was computed for.
-        now_s: time at which the request that needs the KV arrived.
+    ``source`` is None for an unknown or dead engine; ``kv_id`` is the request that the KV was
+    computed for, and the one that needs it arrives now.
     """
 
     def __init__(self, source: KeptKv | None, kv_id: str, time: TransferTime, now_s: float) -> None:

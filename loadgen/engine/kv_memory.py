@@ -10,14 +10,7 @@ from router.core.types import KvGroup
 
 
 class KvMemory:
-    """Blocks in use and free; the cache keeps what nobody else needs.
-
-    Args:
-        blocks: of the pool.
-        layers: kinds of layers.
-        prefix_cache: None: nothing is shared or found again.
-        kept: KV that waits for another engine.
-    """
+    """Blocks in use and free; the cache, if any, keeps what nobody else needs."""
 
     def __init__(
         self, blocks: int, layers: KvLayers, prefix_cache: PrefixCache | None, kept: KeptKv
@@ -39,7 +32,6 @@ class KvMemory:
 
     @property
     def kv_groups(self) -> tuple[KvGroup, ...]:
-        """Memory as a snapshot shows it."""
         return self.layers.kv_groups(self.blocks - self.available, self.blocks)
 
     def take(self, blocks: int) -> None:
@@ -60,10 +52,7 @@ class KvMemory:
         self._free -= self.layers.blocks(tokens) - self.layers.blocks(before_tokens)
 
     def place(self, request: EngineRequest, watermark: int) -> bool:
-        """Give a waiting request its memory, with what the cache has of it; if it fits.
-
-        ``watermark``: blocks that must stay free.
-        """
+        """Give a waiting request its memory, if that leaves ``watermark`` blocks free."""
         cache, tokens = self.prefix_cache, request.load_tokens
         blocks, found = self.layers.blocks(tokens), []
         room = self.available - watermark
@@ -102,7 +91,6 @@ class KvMemory:
             request.blocks = []
 
     def hit_tokens(self, ids: Sequence[Hashable], prompt_tokens: int) -> int:
-        """Prompt tokens that a request with this chain would find computed, if it entered now."""
         if self.prefix_cache is None:
             return 0
         found = self.prefix_cache.find(ids, self._most_hits(prompt_tokens))
@@ -116,7 +104,6 @@ class KvMemory:
         return self.layers.full * sum(block.holders > 0 for block in found)
 
     def forget_cached(self) -> bool:
-        """Forget what is cached; False: not while memory is in use, as in vLLM."""
         if self.prefix_cache is None or self.available < self.blocks:
             return False
         self._free += self.prefix_cache.clear() * self.layers.full

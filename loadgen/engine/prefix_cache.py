@@ -24,7 +24,7 @@ class Stored:
     """Consecutive blocks of a request that entered the cache."""
 
     request: str
-    ids: tuple[Hashable, ...]  # their ids
+    ids: tuple[Hashable, ...]
     parent: Hashable | None  # id of the block before the first; None: none
     first: int  # position of the first in the request's chain
 
@@ -42,11 +42,7 @@ class Cleared:
 
 
 class PrefixCache:
-    """Computed blocks by content.
-
-    Args:
-        events: whether to note what is stored and removed, for ``take_events``.
-    """
+    """Computed blocks by content; with ``events`` it notes what is stored and removed."""
 
     def __init__(self, *, events: bool = False) -> None:
         self.queried_tokens = 0  # prompt tokens that were looked up

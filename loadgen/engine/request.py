@@ -67,16 +67,12 @@ class Growth:
     """Requests that decode: each grows by a token a step, at a cost per event, not per request.
 
     A request's end is known when it joins. Requests that take a new block in the same step, modulo
-    the size of a block, are only counted.
-
-    Args:
-        layers: the blocks that a sequence takes.
-        caches: whether full blocks of known content are asked for.
+    the size of a block, are only counted. ``caches``: full blocks of known content are asked for.
     """
 
     def __init__(self, layers: KvLayers, *, caches: bool = False) -> None:
         self.requests: dict[EngineRequest, None] = {}  # in the order of joining
-        self.steps = 0  # steps so far
+        self.steps = 0
         self._layers = layers
         self._caches = caches
         # Requests by the step in which they take a block; of far ones sliding layers take none.
@@ -126,9 +122,8 @@ class Growth:
     def step(self) -> tuple[list[EngineRequest], int, int]:
         """Grow by a token each.
 
-        Returns:
-            Requests at their end, which have left; new blocks of the others; tokens that attention
-            reads more, summed over the groups of layers.
+        Return the requests at their end, which have left; new blocks of the others; tokens that
+        attention reads more, summed over the groups of layers.
         """
         layers = self._layers
         self.steps += 1

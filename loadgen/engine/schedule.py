@@ -26,21 +26,10 @@ class Schedule:
 
 
 class Budget:
-    """Token budget of a step, and what the step computes.
-
-    Args:
-        tokens: of decoding requests and prompts together.
-        prompts: of prompts; None: what the others leave.
-        each: of one prompt; None: no further bound.
-        drafts: tokens that each decoding request computes besides its own.
-    """
+    """Token budget of a step: in all, of prompts and of each prompt; and what the step computes."""
 
     def __init__(
-        self,
-        tokens: int,
-        prompts: int | None = None,
-        drafts: int = 0,
-        each: int | None = None,
+        self, tokens: int, prompts: int | None = None, drafts: int = 0, each: int | None = None
     ) -> None:
         self.left = tokens
         self.prefill_tokens = 0
@@ -51,7 +40,6 @@ class Budget:
 
     @property
     def prompts_left(self) -> int:
-        """Tokens left for prompts."""
         left = max(0, self.left)
         return left if self._prompts is None else min(left, self._prompts - self.prefill_tokens)
 
@@ -71,10 +59,9 @@ class Budget:
 
 
 class Drafts:
-    """Speculative decoding: each position of a draft is accepted if those before it are.
+    """Speculative decoding: each position of a draft, if those before it are, is accepted.
 
-    Args:
-        acceptance: probability of each position; the first has none before it.
+    ``acceptance`` has the probability of each position.
     """
 
     def __init__(self, acceptance: Sequence[float], rng: np.random.Generator) -> None:

@@ -62,14 +62,10 @@ class Step:
 class StepGroup:
     """Workers whose steps begin and end together: a whole barrier, or one independent worker.
 
-    A worker without work steps along with an empty batch while another one has work.
-
-    Args:
-        step_time: duration of a step; the slowest worker decides.
-        power: power model; utilization is relative to the fullest worker of the group.
-        prefill_every: prompts are computed in every Nth step, the same one on all workers, as with
-            vLLM's prefill schedule interval; a worker that nothing decodes on, or whose last such
-            step left requests waiting, does not hold back.
+    The slowest worker decides how long a step is; utilization is relative to the fullest. A worker
+    without work steps along with an empty batch while another one has work. Prompts are computed
+    in every Nth step, as with vLLM's prefill schedule interval: the same one on all workers, but a
+    worker that nothing decodes on, or whose last such step left requests waiting, holds none back.
     """
 
     def __init__(

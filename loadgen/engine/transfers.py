@@ -10,13 +10,7 @@ from loadgen.engine.request import EngineRequest
 class Transfers:
     """Requests in transfer, or with their KV but without a slot; they hold memory.
 
-    Args:
-        memory: of the engine.
-        recompute: whether a prompt is computed here when its fetch fails; else the request fails.
-
-    Attributes:
-        tokens: memory of these requests.
-        failed_total: requests whose KV could not be fetched.
+    ``recompute``: a prompt is computed here when its fetch fails; else the request fails.
     """
 
     def __init__(self, memory: KvMemory, *, recompute: bool) -> None:

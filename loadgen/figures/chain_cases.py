@@ -90,11 +90,9 @@ class Computed(Trial):
 
 
 def deployment(seed: int, **changes: Any) -> tuple[Model, list[Server]]:
-    """Draw servers for the paper's model.
+    """Servers drawn for the paper's model, or for one with changed fields of ``Scenario``.
 
-    Args:
-        seed: seed that decides which servers are fast, and how far each is.
-        changes: fields of ``Scenario`` to replace.
+    The seed decides which servers are fast, and how far each is.
     """
     scenario = replace(BLOOM_176B, **changes)
     return scenario.model, scenario.drawn(seed)

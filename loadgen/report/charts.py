@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from loadgen.report.intervals import Estimate
+from router.core.forecast.forecast import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,12 +34,14 @@ class Line:
     style: int = 0
 
 
-def panels(count: int, rows: int = 1, height: float = 4.2) -> tuple[Figure, list[Axes]]:
-    """Create a figure of the README's width with panels side by side."""
+def panels(
+    count: int, rows: int = 1, height: float = 4.2, **shared: bool
+) -> tuple[Figure, list[Axes]]:
+    """Create a figure of the README's width and its panels; ``shared``: as in ``subplots``."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12.0, height * rows), dpi=DPI, layout="constrained")
-    return figure, list(figure.subplots(rows, count, squeeze=False).flat)
+    return figure, list(figure.subplots(rows, count, squeeze=False, **shared).flat)
 
 
 def draw_line(axes: Axes, line: Line) -> None:
@@ -56,6 +61,20 @@ def draw_line(axes: Axes, line: Line) -> None:
     )
 
 
+def smoothed(
+    seconds: Floats, values: Floats, points: int, span_s: float | None = None
+) -> tuple[Floats, Floats]:
+    """Values of steps averaged over equal parts of a span: the parts' midpoints in s, averages."""
+    ends_s = np.cumsum(seconds)
+    span_s = span_s or float(ends_s[-1])
+    part = np.minimum((ends_s / span_s * points).astype(np.int64), points - 1)
+    in_part = np.bincount(part, seconds, points)
+    sums = np.bincount(part, seconds * values, points)
+    filled = in_part > 0
+    middles_s = (np.arange(points) + 0.5) * span_s / points
+    return middles_s[filled], sums[filled] / in_part[filled]
+
+
 def finish(axes: Axes, x_label: str, y_label: str, title: str = "") -> None:
     """Add labels, grid and frame."""
     axes.set_xlabel(x_label)
@@ -66,9 +85,9 @@ def finish(axes: Axes, x_label: str, y_label: str, title: str = "") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def legend(axes: Axes) -> None:
+def legend(axes: Axes, loc: str = "best") -> None:
     """Add the names of the curves."""
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(frameon=False, fontsize=9, loc=loc)
 
 
 def save(figure: Figure, path: Path, caption: str) -> None:

@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import accumulate
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from loadgen.emulator.record import StepRecord
+from loadgen.report.charts import finish, legend, panels, save, smoothed
 from loadgen.report.numbers import number
 from router.core.errors import ConfigError
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-INCHES = (12.0, 4.8)
-DPI = 100
+HEIGHT = 4.8  # inches
 # Power is averaged over intervals; this many cover the whole axis.
 POWER_POINTS = 150
 
@@ -44,86 +39,49 @@ def require_matplotlib() -> None:
         )
 
 
-def draw_loads(path: Path, panels: Sequence[Panel], caption: str) -> None:
+def draw_loads(path: Path, runs: Sequence[Panel], caption: str) -> None:
     """KV tokens of every worker over the steps, a panel per run, on one scale (PNG)."""
-    figure = _figure()
-    every_axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
-    for axes, panel in zip(every_axes, panels, strict=True):
-        steps = [row.step for row in panel.record]
-        for loads in zip(*(row.load_tokens for row in panel.record), strict=True):
+    figure, every_axes = panels(len(runs), height=HEIGHT, sharex=True, sharey=True)
+    for axes, run in zip(every_axes, runs, strict=True):
+        steps = [row.step for row in run.record]
+        for loads in zip(*(row.load_tokens for row in run.record), strict=True):
             axes.plot(steps, [load / 1000 for load in loads], linewidth=0.9)
-        if panel.steady is not None:
-            axes.axvspan(*panel.steady, color="0.5", alpha=0.1, linewidth=0)
-        axes.set_title(f"{panel.name}: {panel.figure}", fontsize=11)
-        axes.set_xlabel("barrier step")
-        _finish(axes)
+        if run.steady is not None:
+            axes.axvspan(*run.steady, color="0.5", alpha=0.1, linewidth=0)
+        finish(axes, "barrier step", "", f"{run.name}: {run.figure}")
+        axes.margins(x=0)
     every_axes[0].set_ylim(bottom=0)
     every_axes[0].set_ylabel("load of a worker (thousand KV tokens)")
-    _save(figure, path, caption)
+    save(figure, path, caption)
 
 
-def draw_power(path: Path, panels: Sequence[Panel], caption: str) -> None:
+def draw_power(path: Path, runs: Sequence[Panel], caption: str) -> None:
     """Mean power of a worker over engine seconds, one curve per run (PNG)."""
-    figure = _figure()
-    axes = figure.subplots()
-    longest_s = max(sum(row.step_s for row in panel.record) for panel in panels)
-    for panel in panels:
-        times_s, watts = _smooth_power(panel.record, longest_s / POWER_POINTS)
-        axes.plot(times_s, watts, linewidth=1.6, label=panel.name)
-    axes.set_xlabel("time (engine seconds)")
-    axes.set_ylabel("mean power of a worker (W)")
+    figure, (axes,) = panels(1, height=HEIGHT)
+    longest_s = max(sum(row.step_s for row in run.record) for run in runs)
+    for run in runs:
+        seconds = np.array([row.step_s for row in run.record])
+        mean_w = np.array([row.power_w for row in run.record]).mean(axis=1)
+        times_s, watts = smoothed(seconds, mean_w, POWER_POINTS, longest_s)
+        axes.plot(times_s, watts, linewidth=1.6, label=run.name)
+    title = "power of a worker, mean of all: the area below a curve is energy"
+    finish(axes, "time (engine seconds)", "mean power of a worker (W)", title)
+    axes.margins(x=0)
     axes.set_ylim(bottom=0)
-    axes.set_title("power of a worker, mean of all: the area below a curve is energy", fontsize=11)
-    axes.legend(frameon=False, loc="lower left")
-    _finish(axes)
-    _save(figure, path, caption)
+    legend(axes, loc="lower left")
+    save(figure, path, caption)
 
 
 def draw_bars(
     path: Path, names: Sequence[str], figures: Mapping[str, Sequence[float]], caption: str
 ) -> None:
     """A panel per figure with a bar per run, the last one's highlighted (PNG)."""
-    figure = _figure()
-    every_axes = figure.subplots(1, len(figures), sharey=True, squeeze=False)[0]
+    figure, every_axes = panels(len(figures), height=HEIGHT, sharey=True)
     colours = ["0.65"] * (len(names) - 1) + ["C0"]
     for axes, (title, values) in zip(every_axes, figures.items(), strict=True):
         labels = [number(value, 3) for value in values]
         axes.bar_label(axes.barh(names, values, color=colours), labels, padding=3)
-        axes.set_title(title, fontsize=11)
-        _finish(axes)
+        finish(axes, "", "", title)
         axes.set_xlim(0, 1.4 * max(values) or 1)
     every_axes[0].invert_yaxis()
-    _save(figure, path, caption)
-
-
-def _smooth_power(
-    record: Sequence[StepRecord], interval_s: float
-) -> tuple[list[float], list[float]]:
-    """Averages over consecutive intervals, at the middle of each."""
-    ends_s = accumulate(row.step_s for row in record)
-    buckets: dict[int, list[StepRecord]] = {}
-    for end_s, row in zip(ends_s, record, strict=True):
-        buckets.setdefault(int(end_s / interval_s), []).append(row)
-    watts = [
-        sum(fmean(row.power_w) * row.step_s for row in rows) / sum(row.step_s for row in rows)
-        for rows in buckets.values()
-    ]
-    return [(index + 0.5) * interval_s for index in buckets], watts
-
-
-def _figure() -> Figure:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=INCHES, dpi=DPI, layout="constrained")
-
-
-def _finish(axes: Axes) -> None:
-    axes.grid(visible=True, color="0.9")
-    axes.set_axisbelow(True)
-    axes.margins(x=0)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _save(figure: Figure, path: Path, caption: str) -> None:
-    figure.supxlabel(caption, fontsize=9, color="0.35")
-    figure.savefig(path, format="png")
+    save(figure, path, caption)

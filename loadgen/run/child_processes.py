@@ -24,12 +24,7 @@ T = TypeVar("T")
 
 
 class Child:
-    """A program in its own process group, ended with its ``with`` block.
-
-    Args:
-        arguments: subcommand and options of ``evenstep``, or arguments of ``program``.
-        program: path of another program; None: ``evenstep``.
-    """
+    """``evenstep``, or the program at a path, in its own process group; ended with its block."""
 
     def __init__(self, arguments: Sequence[str], log: Path, program: str | None = None) -> None:
         evenstep = [sys.executable, "-m", "router.cli"]
@@ -70,11 +65,7 @@ class Child:
         return None if self._process is None else self._process.poll()
 
     def until(self, ready: Callable[[], T | None], timeout_s: float) -> T:
-        """Wait until ``ready`` returns a value.
-
-        Raises:
-            EvenstepError: the process ended, or was not ready in time.
-        """
+        """Wait for a value of ``ready``; EvenstepError: the process ended, or took too long."""
         deadline_s = time.monotonic() + timeout_s
         while (found := ready()) is None:
             self.check()
@@ -130,8 +121,7 @@ class Child:
 
 def free_ports(count: int) -> int:
     """Return the first of ``count`` consecutive free ports."""
-    firsts = random.sample(PORTS[:-count], 200)
-    for first in firsts:
+    for first in random.sample(PORTS[:-count], 200):
         if all(_is_free(port) for port in range(first, first + count)):
             return first
     raise ConfigError(f"no {count} consecutive free ports between {PORTS[0]} and {PORTS[-1]}")

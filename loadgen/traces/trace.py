@@ -73,11 +73,7 @@ class Trace:
 
 
 def load_trace(source: Path | str = "burstgpt") -> Trace:
-    """Read a trace.
-
-    Args:
-        source: file in one of ``FORMATS`` or a recording, plain or gzipped, or a name of
-            ``BUNDLED``.
+    """Read one of ``BUNDLED``, or a file: in one of ``FORMATS`` or a recording, plain or gzipped.
 
     Raises:
         InputError: the file cannot be read or a row is broken; names the line and the remedy.

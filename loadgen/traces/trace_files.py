@@ -105,12 +105,7 @@ FORMATS = (
 
 
 def read_requests(path: Path) -> tuple[str, list[TraceRequest], int]:
-    """Read a trace file for ``trace.load_trace``.
-
-    Returns:
-        Name of the format, usable requests in the file's order, number of rows without output
-            tokens.
-    """
+    """Name of the format, usable requests in the file's order, number of rows without output."""
     with opened(path, "trace file") as file:
         if is_recording(file):
             name, read = "recording", list(_recorded(path, file))

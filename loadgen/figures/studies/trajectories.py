@@ -10,9 +10,8 @@ from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import NONE, ORACLE, Study, config
 from loadgen.figures.tables import ENERGY, IMBALANCE, THROUGHPUT, Table, metric_table
 from loadgen.model.power_model import PowerModel
-from loadgen.report.charts import COLOURS, DASHES, finish, legend, panels, save
+from loadgen.report.charts import COLOURS, DASHES, finish, legend, panels, save, smoothed
 from loadgen.simulator.decode.decode_results import StepRecords
-from router.core.forecast.forecast import Floats
 
 _WAYS = ("fcfs", "jsq", NONE, ORACLE)
 _POWER_WAYS = ("fcfs", NONE, ORACLE)
@@ -28,24 +27,15 @@ def _records(outcomes: Outcomes, way: str) -> StepRecords:
 def _draw_power(outcomes: Outcomes, path: Path) -> None:
     figure, (axes,) = panels(1, height=4.0)
     for style, way in enumerate(_POWER_WAYS):
-        times_s, watts = smooth_power(_records(outcomes, way), PowerModel(), _POWER_POINTS)
+        records = _records(outcomes, way)
+        mean_w = records.power_w(PowerModel()).mean(axis=1)
+        times_s, watts = smoothed(records.seconds, mean_w, _POWER_POINTS)
         axes.plot(times_s, watts, label=way, color=COLOURS[style], linestyle=DASHES[style])
     finish(axes, "simulated time, s", "mean power of a worker, W")
     axes.set_ylim(300, 405)
     legend(axes)
     law = "100 + 300 u^0.7 W with u = L_g / max L"
     save(figure, path, f"modelled, not measured: {law}; 4,500 steps")
-
-
-def smooth_power(records: StepRecords, power: PowerModel, points: int) -> tuple[Floats, Floats]:
-    """Power averaged over equal parts of the time: their midpoints in s, W per worker."""
-    ends_s = np.cumsum(records.seconds)
-    part = np.minimum((ends_s / ends_s[-1] * points).astype(np.int64), points - 1)
-    seconds = np.bincount(part, records.seconds, points)
-    joules = np.bincount(part, records.seconds * records.power_w(power).mean(axis=1), points)
-    filled = seconds > 0
-    middles = (np.arange(points) + 0.5) * ends_s[-1] / points
-    return middles[filled], joules[filled] / seconds[filled]
 
 
 class TrajectoriesStudy(Study):

@@ -32,11 +32,11 @@ from loadgen.figures.laboratory import Bench
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.serving_cases import ServingCase
 from loadgen.figures.studies import STUDIES, theorems
-from loadgen.figures.studies.trajectories import smooth_power
 from loadgen.figures.study import Study, config
 from loadgen.figures.tables import IMBALANCE, TTFT, Table, metric_table
 from loadgen.figures.trials import Trial
 from loadgen.model.power_model import PowerModel
+from loadgen.report.charts import smoothed
 from loadgen.report.origin import ROOT, code_hash
 from loadgen.simulator.admission import admission_command
 from loadgen.simulator.admission.admission_command import AdmissionOptions
@@ -394,7 +394,8 @@ def test_the_exponent_of_a_power_law_is_found() -> None:
 
 
 def test_power_is_averaged_over_time() -> None:
-    times_s, watts = smooth_power(RECORDS, PowerModel(exponent=1.0), 4)
+    mean_w = RECORDS.power_w(PowerModel(exponent=1.0)).mean(axis=1)
+    times_s, watts = smoothed(RECORDS.seconds, mean_w, 4)
     assert times_s == pytest.approx([5, 15, 25, 35])
     assert watts == pytest.approx([(400 + 250) / 2] * 4)
 
