@@ -95,7 +95,6 @@ class Answer:
         self._wake()
 
     def abandon(self) -> None:
-        """The client has disconnected."""
         self.gone = True
         self._wake()
 
@@ -120,11 +119,7 @@ class Answer:
             self.complete = self.finished and not self.failed
 
     async def changes(self) -> list[Choice]:
-        """Wait for choices with new tokens; one result may cover several steps.
-
-        Returns:
-            The choices; may be empty when the answer was abandoned or has failed.
-        """
+        """Wait for choices with new tokens, of one or more steps; none: abandoned, or failed."""
         if not self._changed and not self.gone and not self.failed:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

@@ -22,9 +22,7 @@ _ACTION = re.compile(r"/workers/(\d+)/(fault|restore)")
 class Controlled(Protocol):
     """The fleet, as the fault port needs it."""
 
-    def describe(self) -> dict[str, object]:
-        """The fleet's state for ``GET /fleet``."""
-        ...
+    def describe(self) -> dict[str, object]: ...
 
     def has_rank(self, rank: int) -> bool: ...
 

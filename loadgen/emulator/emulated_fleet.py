@@ -108,11 +108,9 @@ class EmulatedFleet:
         self._sent.close()
 
     def worker_spec(self, rank: int, host: str | None = None) -> str:
-        """Return the value for ``evenstep serve --worker``.
+        """The value for ``evenstep serve --worker``.
 
-        Args:
-            rank: rank of the worker.
-            host: this machine's name for a router elsewhere; the spec then has no state stream.
+        With a ``host``, this machine's name for a router elsewhere, it has no state stream.
         """
         settings, listener = self.settings, self.listeners[rank]
         url = listener.url if host is None else listener.url_at(host)
@@ -147,7 +145,6 @@ class EmulatedFleet:
         return rank < len(self.workers)
 
     async def inject(self, rank: int, fault: Fault) -> None:
-        """Replaces the worker's current fault."""
         await self.restore(rank)
         worker, listener = self.workers[rank], self.listeners[rank]
         if fault.kind in ("kill", "refuse"):
@@ -170,13 +167,10 @@ class EmulatedFleet:
             await self.listeners[rank].open()
 
     def _stepper(
-        self,
-        domain: Sequence[EmulatedWorker],
-        record: Callable[[Step, float, float], None] | None,
+        self, domain: Sequence[EmulatedWorker], record: Callable[[Step, float, float], None] | None
     ) -> Stepper:
-        settings = self.settings
-        group = settings.step_group([worker.model for worker in domain])
-        return Stepper(group, domain, settings.time_scale, self.lateness, record)
+        group = self.settings.step_group([worker.model for worker in domain])
+        return Stepper(group, domain, self.settings.time_scale, self.lateness, record)
 
     @property
     def _answering(self) -> list[EmulatedWorker]:

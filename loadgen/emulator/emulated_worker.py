@@ -27,8 +27,7 @@ from loadgen.engine.stepping import WorkerModel, WorkerStep
 class EmulatedWorker:
     """The engine side of one worker; ``app`` does HTTP, ``stepper`` does time.
 
-    Args:
-        kept: kept KV of every engine of the fleet, by engine id.
+    ``kept`` is the KV that every engine of the fleet keeps, by engine id.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class EmulatedWorker:
         return answer
 
     def abandon(self, answer: Answer) -> None:
-        """The client of an answer has disconnected."""
+        """Its client has disconnected."""
         answer.abandon()
         for choice in answer.choices:
             request_id = choice.request.id
@@ -233,13 +232,7 @@ class EmulatedWorker:
         """Release requests that a hang blocks; they then find their connections closed."""
         self._answering.set()
 
-    def _add(
-        self,
-        answer: Answer,
-        request_id: str,
-        index: int,
-        fetch: Fetch | None,
-    ) -> None:
+    def _add(self, answer: Answer, request_id: str, index: int, fetch: Fetch | None) -> None:
         generation = answer.generation
         prompt = index // generation.n
         plan = generation.plans[index]

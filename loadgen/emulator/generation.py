@@ -36,10 +36,8 @@ class RejectedError(Exception):
         retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
-        self.param = param
-        self.status = status
-        self.retry_after_s = retry_after_s
+        self.message, self.param = message, param
+        self.status, self.retry_after_s = status, retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +206,8 @@ def _generation(
             plans.append(plan_output(key, length, cap, stop, ignore_eos=body.ignore_eos))
     options = body.stream_options
     predicted = xargs.get(PREDICTED_KEY)
+    lora = body.model if body.model in limits.adapters else None
+    parts = limits.block_tokens, body.cache_salt or "", lora or ""
     return Generation(
         chat=chat,
         prompt_tokens=tuple(lengths),
@@ -220,16 +220,8 @@ def _generation(
         include_usage=options is not None and options.include_usage is not False,
         kv_transfer=read_params(body.kv_transfer_params),
         contents=tuple(contents),
-        chains=tuple(_chains(body, limits, contents)),
+        chains=tuple(each.chain(*parts) if limits.block_tokens else () for each in contents),
     )
-
-
-def _chains(body: _Body, limits: Limits, contents: Sequence[Content]) -> list[tuple[int, ...]]:
-    if not limits.block_tokens:
-        return [()] * len(contents)
-    lora = body.model if body.model in limits.adapters else ""
-    parts = limits.block_tokens, body.cache_salt or "", lora or ""
-    return [content.chain(*parts) for content in contents]
 
 
 def _check(body: _Body, limits: Limits, n: int) -> None:

@@ -22,7 +22,7 @@ class _Event(msgspec.Struct, omit_defaults=True, tag=True):
 
 
 class BlockStored(_Event):
-    """As in vLLM's ``distributed/kv_events.py``."""
+    """This and what follows are as in vLLM's ``distributed/kv_events.py``."""
 
     block_hashes: list[Hashable]
     parent_block_hash: Hashable | None
@@ -60,16 +60,11 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True):
 class KvEvents:
     """Publisher of one worker's KV events; each start begins with number 0.
 
-    Args:
-        content: returns the tokens of a request's prompt; None: no longer known.
+    ``content`` returns the tokens of a request's prompt; None: no longer known.
     """
 
     def __init__(
-        self,
-        endpoint: str,
-        rank: int,
-        block_tokens: int,
-        content: Callable[[str], Content | None],
+        self, endpoint: str, rank: int, block_tokens: int, content: Callable[[str], Content | None]
     ) -> None:
         self._endpoint = endpoint
         self._rank = rank

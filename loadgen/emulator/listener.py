@@ -47,12 +47,10 @@ class _Protocol(HttpToolsProtocol):
 
 
 class Listener:
-    """Serves an ASGI application on one port.
+    """Serves an ASGI application, without lifespan events, on one port.
 
-    Args:
-        app: the application; it gets no lifespan events.
-        port: port; 0 picks a free one at the first ``open`` and keeps it.
-        garbage: called at every read; True answers with bytes that are not HTTP.
+    Port 0 picks a free one at the first ``open`` and keeps it. ``garbage`` is called at every read;
+    True answers with bytes that are not HTTP.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ def render_metrics(worker: EmulatedWorker, lateness: Lateness) -> bytes:
 
 
 def handoff_totals(engine: Engine) -> dict[str, int]:
-    """Count the KV handoffs since the engine's start: KV it kept, and fetches that failed."""
+    """KV handoffs since the engine's start: KV it kept, and fetches that failed."""
     kept = engine.kept
     return {
         "prefilled": kept.kept_total,

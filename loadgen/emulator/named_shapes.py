@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from loadgen.emulator.generation import RejectedError
-from loadgen.emulator.shapes import ChoiceEnd, Usage
+from loadgen.emulator.shapes import ChoiceEnd, KvParams, Usage
 
 _encode = msgspec.json.encode
 _STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
@@ -27,9 +27,8 @@ class MessageShape:
         unknown: dict[str, object] = {"content": [], "stop_reason": None, "stop_sequence": None}
         message = {**self._head, **unknown, "usage": self._usage(Usage(self._prompt_tokens, 0))}
         block = {"type": "text", "text": ""}
-        return _event("message_start", message=message) + _event(
-            "content_block_start", index=0, content_block=block
-        )
+        start = _event("message_start", message=message)
+        return start + _event("content_block_start", index=0, content_block=block)
 
     def delta(self, index: int, text: str) -> bytes:
         return _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
@@ -39,33 +38,22 @@ class MessageShape:
         return self.delta(0, end.text) + _event("content_block_stop", index=0)
 
     def close(self, usage: Usage, *, include_usage: bool) -> bytes:
-        counts = self._usage(usage)
-        return _event("message_delta", delta=self._stop(self._end), usage=counts) + _event(
-            "message_stop"
-        )
+        end = _event("message_delta", delta=self._stop(self._end), usage=self._usage(usage))
+        return end + _event("message_stop")
 
     def fail(self, rejected: RejectedError) -> bytes:
         return _event("error", error={"type": "internal_error", "message": rejected.message})
 
-    def whole(
-        self,
-        ends: Sequence[ChoiceEnd],
-        usage: Usage,
-        kv_transfer_params: dict[str, object] | None,
-    ) -> bytes:
+    def whole(self, ends: Sequence[ChoiceEnd], usage: Usage, kv_params: KvParams) -> bytes:
         (end,) = ends
-        content = [{"type": "text", "text": end.text}]
-        counts = self._usage(usage)
-        return _encode({**self._head, "content": content, **self._stop(end), "usage": counts})
+        told = {"content": [{"type": "text", "text": end.text}], **self._stop(end)}
+        return _encode({**self._head, **told, "usage": self._usage(usage)})
 
     def _usage(self, usage: Usage) -> dict[str, int]:
         """Cached tokens are no input tokens here, as in Anthropic's API."""
         cached = {"cache_read_input_tokens": usage.cached} if usage.cached else {}
-        return {
-            "input_tokens": usage.prompt - usage.cached,
-            "output_tokens": usage.completion,
-            **cached,
-        }
+        counts = {"input_tokens": usage.prompt - usage.cached, "output_tokens": usage.completion}
+        return counts | cached
 
     def _stop(self, end: ChoiceEnd) -> dict[str, object]:
         reason = "stop_sequence" if end.stop_reason else _STOP_REASONS[end.finish_reason]
@@ -102,30 +90,23 @@ class ResponseShape:
         self._cut = end.finish_reason == "length"
         events = self.delta(0, end.text)
         text = "".join(self._text)
+        item = self._item("completed", [text])
         return (
             events
             + self._event("response.output_text.done", **self._place, text=text, logprobs=[])
             + self._event("response.content_part.done", **self._place, part=_part(text))
-            + self._event(
-                "response.output_item.done", output_index=0, item=self._item("completed", [text])
-            )
+            + self._event("response.output_item.done", output_index=0, item=item)
         )
 
     def close(self, usage: Usage, *, include_usage: bool) -> bytes:
-        text = "".join(self._text)
-        response = self._response(text, usage)
+        response = self._response("".join(self._text), usage)
         return self._event("response.completed", response=response)
 
     def fail(self, rejected: RejectedError) -> bytes:
         error = {"code": str(rejected.status), "message": rejected.message, "param": None}
         return self._event("error", **error)
 
-    def whole(
-        self,
-        ends: Sequence[ChoiceEnd],
-        usage: Usage,
-        kv_transfer_params: dict[str, object] | None,
-    ) -> bytes:
+    def whole(self, ends: Sequence[ChoiceEnd], usage: Usage, kv_params: KvParams) -> bytes:
         (end,) = ends
         self._cut = end.finish_reason == "length"
         return _encode(self._response(end.text, usage))

@@ -12,15 +12,11 @@ from router.core.errors import InputError
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """One line.
-
-    Attributes:
-        began_s, ended_s: start and end by the fleet's monotonic clock.
-    """
+    """One line."""
 
     request: str
     rank: int
-    began_s: float
+    began_s: float  # by the fleet's monotonic clock, as its end
     ended_s: float
     status: int
     complete: bool = False
@@ -29,11 +25,7 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 class SentLog:
-    """Writes lines as answers end; each is in the file at once.
-
-    Args:
-        path: file; None: nothing is written.
-    """
+    """Writes lines as answers end; each is in the file at once. Without a path it writes none."""
 
     def __init__(self, path: Path | None) -> None:
         try:

@@ -11,6 +11,8 @@ from loadgen.emulator.generation import RejectedError
 
 DONE = b"data: [DONE]\n\n"
 
+KvParams = dict[str, object] | None  # what an answer tells of KV that was kept
+
 _encode = msgspec.json.encode
 _ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError"}
 
@@ -48,11 +50,7 @@ class Phrasing:
 
 
 class Shape:
-    """Encoder of one answer.
-
-    Args:
-        answer_id: ``cmpl-…`` or ``chatcmpl-…``, as vLLM builds it from ``X-Request-Id``.
-    """
+    """Encoder of one answer, named ``cmpl-…`` or ``chatcmpl-…`` as vLLM does."""
 
     def __init__(self, phrasing: Phrasing, answer_id: str, model: str, created: int) -> None:
         self._phrasing = phrasing
@@ -85,12 +83,7 @@ class Shape:
     def fail(self, rejected: RejectedError) -> bytes:
         return b"data: " + error_body(rejected) + b"\n\n" + DONE
 
-    def whole(
-        self,
-        ends: Sequence[ChoiceEnd],
-        usage: Usage,
-        kv_transfer_params: dict[str, object] | None,
-    ) -> bytes:
+    def whole(self, ends: Sequence[ChoiceEnd], usage: Usage, kv_params: KvParams) -> bytes:
         """Body of an unstreamed answer."""
         body = {
             **self._fields,
@@ -99,7 +92,7 @@ class Shape:
             "service_tier": None,
             "system_fingerprint": None,
             "usage": _usage(usage) | {"prompt_tokens_details": _details(usage)},
-            "kv_transfer_params": kv_transfer_params,
+            "kv_transfer_params": kv_params,
         }
         return _encode(body)
 

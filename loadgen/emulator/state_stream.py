@@ -81,7 +81,7 @@ class StateStream:
             self._publisher.poll()
 
     def note_cache(self, events: Sequence[Stored | Removed | Cleared]) -> None:
-        """Note what happened in the prefix cache, for the next message."""
+        """For the next message."""
         if not self._cached.block_tokens:
             return
         for event in events:
@@ -108,10 +108,7 @@ class StateStream:
         finished: Sequence[str],
         ended: Sequence[EngineRequest],
     ) -> None:
-        """Publish the state after a step, which some requests ``ended`` with.
-
-        ``times_s`` has the length of the step, and the part spent waiting, if it is reported.
-        """
+        """``times_s``: the length of the step, and the part spent waiting, if it is reported."""
         if self._publisher is not None:
             self._publisher.publish(_report(part.worker, step, finished, times_s, part, ended))
 

@@ -37,8 +37,7 @@ class Lateness:
 class Stepper:
     """Steps one group on an absolute schedule; sleeps while there is no work, or none may begin.
 
-    Args:
-        record: called after every step with the step, its wall time and its lateness.
+    It calls ``record`` after every step with the step, its wall time and its lateness.
     """
 
     def __init__(

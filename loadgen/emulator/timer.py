@@ -31,7 +31,7 @@ class StepTimer:
         self._loop.add_reader(self._fd, self._expired)
 
     async def until(self, due_s: float) -> None:
-        """Wait until ``time.monotonic()`` reaches ``due_s``; a past time returns at once."""
+        """A past time returns at once."""
         self._waiter = self._loop.create_future()
         due_ns = max(1, int(due_s * _NANO))
         spec = (ctypes.c_long * 4)(0, 0, due_ns // _NANO, due_ns % _NANO)

@@ -33,10 +33,9 @@ def read_params(params: Mapping[str, object] | None) -> KvTransfer | None:
 def kept_params(
     engine_id: str, request_id: str, tokens: int, *, host: str, rank: int
 ) -> dict[str, object]:
-    """Return the ``kv_transfer_params`` of an answer whose KV was kept.
+    """``kv_transfer_params`` of an answer whose KV was kept.
 
-    The block numbers, host and port are made up: emulated workers find KV by the ids of engine and
-    request.
+    Block numbers, host and port are made up: emulated workers find KV by engine and request.
     """
     return {
         "do_remote_prefill": True,

@@ -39,6 +39,7 @@ _PARSERS: dict[str, Callable[[bytes, Limits], Generation]] = {
     "/v1/responses": parse_response,
 }
 _RESET = "/reset_prefix_cache"
+_encode = msgspec.json.encode
 _POSTED = {*_PARSERS, *BESIDE, *ACTIONS, _RESET}
 
 
@@ -52,11 +53,9 @@ class WorkerApp:
         self._limits = worker.settings.limits
         self._pages: dict[str, Callable[[], Response]] = {
             "/health": lambda: json_response(b""),
-            "/version": lambda: json_response(msgspec.json.encode({"version": VERSION})),
+            "/version": lambda: json_response(_encode({"version": VERSION})),
             "/v1/models": lambda: json_response(self._models()),
-            "/load": lambda: json_response(
-                msgspec.json.encode({"server_load": len(worker.answers)})
-            ),
+            "/load": lambda: json_response(_encode({"server_load": len(worker.answers)})),
             "/metrics": lambda: Response(render_metrics(worker, lateness), media_type=METRICS_TYPE),
             "/is_sleeping": lambda: json_response(worker.operated.said("is_sleeping")),
             "/is_paused": lambda: json_response(worker.operated.said("is_paused")),
@@ -83,7 +82,8 @@ class WorkerApp:
         path, method = request.scope["path"], request.method
         if path not in self._pages and path not in _POSTED:
             raise RejectedError("Not Found", status=404)
-        _allow(method, "GET" if path in self._pages else "POST")
+        if method not in (("GET", "HEAD") if path in self._pages else ("POST",)):
+            raise RejectedError("Method Not Allowed", status=405)
         if path in self._pages:
             return self._pages[path]()
         if path in _PARSERS:
@@ -131,11 +131,7 @@ class WorkerApp:
         )
 
     async def _until_going(self, receive: Receive) -> None:
-        """Wait while the engine sleeps or is paused.
-
-        Raises:
-            ClientDisconnect: the client disconnected during the wait.
-        """
+        """Wait while the engine sleeps or is paused; a disconnect of the client ends the wait."""
         going = self._worker.operated.going
         if going.is_set():
             return
@@ -164,13 +160,11 @@ class WorkerApp:
             wire.bare()
         return answer
 
-    def _note(
-        self, request: str, began_s: float, status: int, answer: Answer | None = None
-    ) -> None:
+    def _note(self, name: str, began_s: float, status: int, answer: Answer | None = None) -> None:
         choices = [] if answer is None else answer.choices
         self._sent.write(
             Sent(
-                request=request,
+                request=name,
                 rank=self._worker.rank,
                 began_s=began_s,
                 ended_s=time.monotonic(),
@@ -201,12 +195,7 @@ class WorkerApp:
             {**card, "id": name, "root": root, "parent": limits.model, "max_model_len": None}
             for name, root in self._worker.operated.adapters.items()
         ]
-        return msgspec.json.encode({"object": "list", "data": [card, *adapters]})
-
-
-def _allow(method: str, allowed: str) -> None:
-    if method != allowed and not (method == "HEAD" and allowed == "GET"):
-        raise RejectedError("Method Not Allowed", status=405)
+        return _encode({"object": "list", "data": [card, *adapters]})
 
 
 async def _stream(answer: Answer, request: Request, send: Send) -> None:
