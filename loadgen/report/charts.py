@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -35,13 +35,14 @@ class Line:
 
 
 def panels(
-    count: int, rows: int = 1, height: float = 4.2, **shared: bool
+    count: int, rows: int = 1, height: float = 4.2, *, sharex: bool = False, sharey: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """Create a figure of the README's width and its panels; ``shared``: as in ``subplots``."""
+    """Create a figure of the README's width with panels side by side."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12.0, height * rows), dpi=DPI, layout="constrained")
-    return figure, list(figure.subplots(rows, count, squeeze=False, **shared).flat)
+    every_axes = figure.subplots(rows, count, sharex=sharex, sharey=sharey, squeeze=False)
+    return figure, list(every_axes.flat)
 
 
 def draw_line(axes: Axes, line: Line) -> None:
@@ -85,9 +86,9 @@ def finish(axes: Axes, x_label: str, y_label: str, title: str = "") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def legend(axes: Axes, loc: str = "best") -> None:
+def legend(axes: Axes, place: Literal["best", "lower left"] = "best") -> None:
     """Add the names of the curves."""
-    axes.legend(frameon=False, fontsize=9, loc=loc)
+    axes.legend(frameon=False, fontsize=9, loc=place)
 
 
 def save(figure: Figure, path: Path, caption: str) -> None:

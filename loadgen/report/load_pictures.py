@@ -68,7 +68,7 @@ def draw_power(path: Path, runs: Sequence[Panel], caption: str) -> None:
     finish(axes, "time (engine seconds)", "mean power of a worker (W)", title)
     axes.margins(x=0)
     axes.set_ylim(bottom=0)
-    legend(axes, loc="lower left")
+    legend(axes, "lower left")
     save(figure, path, caption)
 
 

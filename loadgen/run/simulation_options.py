@@ -3,12 +3,15 @@
 from typing import Annotated, Any
 
 from loadgen.run.options import flag
-from loadgen.simulator.decode.length_sources import LAWS, LawLengths, LengthSource, TraceLengths
+from loadgen.simulator.decode.length_sources import (
+    LAW_FORMS,
+    LawLengths,
+    LengthSource,
+    TraceLengths,
+)
 from loadgen.traces.trace import BUNDLED, load_trace
 from router.commands.json_output import json_option
 from router.core.errors import ConfigError
-
-_LAW_FORMS = ", ".join(f"{law}:{form}" for law, (_, _, form) in LAWS.items())
 
 
 def trace_flag(default: str) -> Any:
@@ -17,12 +20,11 @@ def trace_flag(default: str) -> Any:
 
 
 TraceFlag = Annotated[str | None, trace_flag("burstgpt")]
-LengthsFlag = Annotated[str | None, flag(f"In place of a trace: {_LAW_FORMS}.", "LAW:IN,OUT")]
+LengthsFlag = Annotated[str | None, flag(f"In place of a trace: {LAW_FORMS}.", "LAW:IN,OUT")]
 WorkersFlag = Annotated[int, flag("Workers that step together.", "G")]
 SlotsFlag = Annotated[int, flag("Requests that a worker runs at once.", "B")]
 LookaheadFlag = Annotated[
-    str,
-    flag("What is known of coming ends.", "auto|none|cap|survival|oracle|miss:P"),
+    str, flag("What is known of coming ends.", "auto|none|cap|survival|oracle|miss:P")
 ]
 JsonFlag = Annotated[str | None, json_option("Write the result; - is stdout.")]
 

@@ -13,19 +13,13 @@ WARMUP_SHARE = 0.15
 
 @dataclass(frozen=True, slots=True)
 class AdmissionResult:
-    """Figures from the end of the warm-up to the end of the last request.
-
-    Attributes:
-        latency_mean_s, latency_p99_s, latency_max_s: time from a request's arrival to its end.
-        ttft_mean_s, ttft_p99_s: time from a request's arrival to its first token.
-        kv_used_mean, kv_used_max: share of the KV memory held, over time.
-    """
+    """Figures from the end of the warm-up to the end of the last request."""
 
     # Evictions per thousand arrivals; a request may be evicted several times.
     evictions_per_1k: float
     throughput_tok_s: float  # output tokens per second, without discarded ones
     throughput_req_s: float
-    latency_mean_s: float | None
+    latency_mean_s: float | None  # from a request's arrival
     latency_p99_s: float | None
     latency_max_s: float | None
     ttft_mean_s: float | None
@@ -33,7 +27,7 @@ class AdmissionResult:
     completed: int
     refused: int  # requests refused by queue limits, of all arrivals
     preemptions: int  # evictions, including the warm-up
-    kv_used_mean: float
+    kv_used_mean: float  # share of the KV memory held, over time
     kv_used_max: float
     step_mean_s: float
     end_s: float
@@ -43,21 +37,8 @@ class AdmissionResult:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
-@dataclass(slots=True)
-class _Counts:
-    """Counters at the end of the warm-up."""
-
-    tokens: int = 0
-    preemptions: int = 0
-
-
 class AdmissionRecorder:
-    """Records a simulation as it runs.
-
-    Args:
-        requests: all requests, in order of arrival; the index identifies a request.
-        capacity_tokens: KV memory.
-    """
+    """Records a simulation as it runs; a request is named by its index in the order of arrival."""
 
     def __init__(self, requests: Requests, capacity_tokens: int) -> None:
         self._arrival_s = requests.arrival_s
@@ -65,7 +46,8 @@ class AdmissionRecorder:
         self._capacity_tokens = capacity_tokens
         self._first_s = np.full(len(requests.arrival_s), np.nan)
         self._end_s = np.full(len(requests.arrival_s), np.nan)
-        self._at_warmup: _Counts | None = None
+        # Tokens generated, and evictions, at the end of the warm-up.
+        self._at_warmup: tuple[int, int] | None = None
         self._held_token_s = 0.0
         self._most_tokens = 0
         self._steps = 0
@@ -74,7 +56,7 @@ class AdmissionRecorder:
     def began(self, now_s: float, tokens: int, preemptions: int) -> None:
         """Tokens generated and evictions so far, at the start of a step."""
         if self._at_warmup is None and now_s >= self.warmup_s:
-            self._at_warmup = _Counts(tokens, preemptions)
+            self._at_warmup = tokens, preemptions
 
     def step(self, seconds: float, used_tokens: int) -> None:
         if self._at_warmup is None:
@@ -100,7 +82,7 @@ class AdmissionRecorder:
     def result(
         self, now_s: float, tokens: int, preemptions: int, parameters: dict[str, object]
     ) -> AdmissionResult:
-        before = self._at_warmup or _Counts()
+        tokens_before, preemptions_before = self._at_warmup or (0, 0)
         counted = self._arrival_s >= self.warmup_s
         latency_s = (self._end_s - self._arrival_s)[counted]
         latency_s = latency_s[~np.isnan(latency_s)]
@@ -109,8 +91,8 @@ class AdmissionRecorder:
         span_s = max(now_s - self.warmup_s, 1e-9)
         completed = int((~np.isnan(self._end_s)).sum())
         return AdmissionResult(
-            evictions_per_1k=1000 * (preemptions - before.preemptions) / int(counted.sum()),
-            throughput_tok_s=(tokens - before.tokens) / span_s,
+            evictions_per_1k=1000 * (preemptions - preemptions_before) / int(counted.sum()),
+            throughput_tok_s=(tokens - tokens_before) / span_s,
             throughput_req_s=float((self._end_s >= self.warmup_s).sum()) / span_s,
             latency_mean_s=_mean(latency_s),
             latency_p99_s=_p99(latency_s),

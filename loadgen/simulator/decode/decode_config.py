@@ -58,9 +58,6 @@ _CHOSEN = ("horizon", "tie_weight", "lead_tokens")
 class DecodeConfig:
     """One simulation of barrier-synchronized decode.
 
-    Attributes:
-        horizon, discount, tie_weight, lead_tokens: H, gamma, mu and the lead; None: by the rule.
-
     Fields that ``serve`` has too have its defaults.
     """
 
@@ -84,6 +81,7 @@ class DecodeConfig:
     # Patience of a waiting request, in simulated seconds.
     starvation_s: float = SERVE["starvation_s"]
     deadline_steps: int | None = None  # patience in steps, in place of ``starvation_s``; 0: endless
+    # H, gamma, mu and the lead; None: by the rule.
     horizon: int | None = SERVE["horizon"]
     discount: float | None = SERVE["discount"]
     tie_weight: float | None = SERVE["tie_weight"]

@@ -38,17 +38,10 @@ class Residence(NamedTuple):
 
 
 class Engines:
-    """Workers with a fixed number of slots; requests queue in order before a full one.
+    """G workers with B slots each; requests queue in order before a full one.
 
-    Args:
-        workers: G.
-        slots: B, requests that a worker runs at once.
-        profile: cost of requests.
-        fetch: starts the fetch of a request's KV at a time and returns its end; None: prompts are
-            computed here.
-
-    Attributes:
-        running, queued: requests of each worker, shape (G,); requests in transit are queued.
+    ``fetch`` starts the fetch of a request's KV at a time and returns its end; None: prompts are
+    computed here.
     """
 
     def __init__(
@@ -76,6 +69,7 @@ class Engines:
         self._queues: list[deque[Job]] = [deque() for _ in range(workers)]
         self._firsts: dict[int, list[Residence]] = {}
         self._ends: dict[int, list[Residence]] = {}
+        # Requests of each worker, shape (G,); those in transit are queued.
         self.running: Ints = np.zeros(workers, dtype=np.int64)
         self.queued: Ints = np.zeros(workers, dtype=np.int64)
         self._queued_tokens: Ints = np.zeros(workers, dtype=np.int64)
@@ -155,10 +149,6 @@ class Engines:
         tokens, prompts = (each.reshape(self._shape).sum(axis=1) for each in (held, computed))
         by_worker = contexts.reshape(self._shape).sum(axis=1)
         return tokens.tolist(), self.running.tolist(), prompts.tolist(), by_worker.tolist()
-
-    def admissible_tokens(self, step: int) -> Sequence[int | None]:
-        """KV tokens that each worker can take on; None: its memory is not limited."""
-        return [None] * self._shape[0]
 
     def decoding(self, step: int) -> int:
         """Requests that get a token in this step."""

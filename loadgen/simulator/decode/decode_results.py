@@ -43,29 +43,22 @@ class StepRecords:
 
 @dataclass(frozen=True, slots=True)
 class DecodeResult:
-    """Averages over the steps after the warm-up.
-
-    Attributes:
-        ttft_mean_s, ttft_p99_s: time from a request's arrival to its first token, of requests that
-            start after the warm-up.
-        mean_load_tokens, max_load_tokens: KV tokens of a worker, of the fullest worker.
-        decision_ms_p50, decision_ms_p99: duration of a decision; None without a clock.
-    """
+    """Averages over the steps after the warm-up."""
 
     avg_imbalance_tokens: float  # mean of G max L - sum L
     throughput_tok_s: float
     # Mean of (finish - start) / output tokens, of requests that start and finish after the warm-up.
     tpot_mean_s: float | None
-    ttft_mean_s: float | None
+    ttft_mean_s: float | None  # from a request's arrival, if it starts after the warm-up
     ttft_p99_s: float | None
     energy_j: float
-    mean_load_tokens: float
-    max_load_tokens: float
+    mean_load_tokens: float  # KV tokens of a worker
+    max_load_tokens: float  # of the fullest worker
     mean_admitted_prompt_tokens: float | None  # mean prompt length of the started requests
     max_pool_wait_steps: int  # longest wait in the router, including requests that wait at the end
     # Steps that a slot stood free while requests waited, per refill meanwhile.
     slot_bubble_steps: float
-    decision_ms_p50: float | None
+    decision_ms_p50: float | None  # None without a clock
     decision_ms_p99: float | None
     steps: int
     completed: int

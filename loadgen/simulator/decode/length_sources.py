@@ -38,14 +38,10 @@ class LengthSource(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceLengths:
-    """Rows of a trace, drawn with replacement.
+    """Rows of a trace, drawn with replacement."""
 
-    Attributes:
-        prompts, outputs: lengths of its rows, shape (rows,).
-    """
-
-    trace: Trace  # the trace
-    prompts: Ints
+    trace: Trace
+    prompts: Ints  # lengths of its rows, shape (rows,)
     outputs: Ints
 
     @classmethod
@@ -91,14 +87,14 @@ LAWS: Mapping[str, tuple[_Law, _Law, str]] = MappingProxyType(
         "homogeneous": (_uniform, _constant, "MAX_IN,OUT"),
     }
 )
+LAW_FORMS = ", ".join(f"{law}:{form}" for law, (_, _, form) in LAWS.items())
 
 
 @dataclass(frozen=True, slots=True)
 class LawLengths:
     """Prompts by one law, outputs by another, all independent; the shortest is 1 token.
 
-    Attributes:
-        prompt_tokens, output_tokens: parameters of the laws: mean, maximum, or the length.
+    Each law's parameter is its mean, its maximum, or the length.
     """
 
     law: str  # name from ``LAWS``
@@ -111,8 +107,7 @@ class LawLengths:
         law, _, values = text.partition(":")
         numbers = values.split(",")
         if law not in LAWS or len(numbers) != 2:
-            known = ", ".join(f"{name}:{form}" for name, (_, _, form) in LAWS.items())
-            raise ConfigError(f"--lengths: {text!r} is unknown; write one of {known}")
+            raise ConfigError(f"--lengths: {text!r} is unknown; write one of {LAW_FORMS}")
         of_prompts, of_outputs, _ = LAWS[law]
         return cls(law, _tokens(of_prompts, numbers[0]), _tokens(of_outputs, numbers[1]))
 

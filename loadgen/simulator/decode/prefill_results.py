@@ -30,12 +30,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class PrefillResult:
-    """Averages after the warm-up; the first five add up to the mean TTFT of the same requests.
-
-    Attributes:
-        prefill_kept_mean_tokens, prefill_kept_max_tokens: KV of computed prompts kept until its
-            fetch, of all prefill workers.
-    """
+    """Averages after the warm-up; the first five add up to the mean TTFT of the same requests."""
 
     prefill_queue_mean_s: float | None  # from the arrival to the first step of the prompt
     prefill_mean_s: float | None  # from there to the end of the prompt's computation
@@ -43,6 +38,7 @@ class PrefillResult:
     kv_transfer_mean_s: float | None  # from there to the end of the fetch
     # From there to the first token: a slot, the start of a step, the step.
     first_step_mean_s: float | None
+    # KV of computed prompts kept until its fetch, of all prefill workers.
     prefill_kept_mean_tokens: float
     prefill_kept_max_tokens: int
     prefill_busy_share: float  # share of the prefill workers' time in steps

@@ -1,6 +1,8 @@
 """Router of a simulation: the live pool, look-ahead, rounds and policies, in steps."""
 
 import heapq
+import math
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, fields, replace
@@ -10,7 +12,6 @@ import numpy as np
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.decode_engines import Engines, Residence
 from loadgen.simulator.decode.decode_results import Recorder, Report
-from loadgen.simulator.decode.estimates import seen_prompt_tokens
 from loadgen.simulator.decode.oracle import Drift
 from loadgen.simulator.decode.request_streams import Job
 from router.core.forecast.end_signals import Departure
@@ -34,13 +35,7 @@ PARAMETERS = tuple(each.name for each in fields(Parameters))
 
 
 class SimulatedWorkers:
-    """Simulated engines as rounds see them (``decider.Workers``); all of them are always up.
-
-    Args:
-        config: configuration.
-        engines: engines.
-        clock: clock for decision times.
-    """
+    """Simulated engines as rounds see them (``decider.Workers``); all of them are always up."""
 
     def __init__(
         self, config: DecodeConfig, engines: Engines, clock: Callable[[], float] | None
@@ -127,7 +122,6 @@ class SimulatedWorkers:
             "capacity": capacity,
             "waiting": engines.waiting,
             "kv_usage": usage,
-            "admissible_tokens": engines.admissible_tokens(self.step),
             "slots": [config.slots] * config.workers,
             "pending_prompt_tokens": engines.pending_prompts(self.step).tolist(),
         }
@@ -176,15 +170,7 @@ class SimulatedWorkers:
 
 
 class Front:
-    """Handles requests from arrival to dispatch.
-
-    Args:
-        config: configuration.
-        engines: destination of the requests.
-        recorder: recorder of decisions and waits.
-        policy: policy in place of the configured one.
-        clock: clock for decision times.
-    """
+    """Handles requests from arrival to dispatch; decisions are timed by ``clock``, if any."""
 
     def __init__(
         self,
@@ -230,11 +216,10 @@ class Front:
 
     def arrive(self, job: Job, step: int, now_s: float) -> None:
         """Requests that the policy cannot see yet keep their order."""
-        seen_tokens = seen_prompt_tokens(job, self._config.size_error, self._config.seed)
         request = Request(
             str(job.number),
             GROUP,
-            seen_tokens,
+            seen_prompt_tokens(job, self._config.size_error, self._config.seed),
             priority=job.priority,
             arrival_s=self._clocked(step, now_s),
             tenant=job.tenant,
@@ -288,6 +273,17 @@ class Front:
             self._recorder.waited(step, step - arrived_step)
             arrives_step = step + self._config.dispatch_delay
             self._engines.send(job, self._index[worker_id], arrives_step)
+
+
+def seen_prompt_tokens(job: Job, sigma: float, seed: int) -> int:
+    """A prompt's size with an error, the same at every call, at least 1.
+
+    The live router estimates sizes from bytes of text by a ratio of sums, so the mean is right.
+    """
+    if sigma == 0:
+        return job.prompt_tokens
+    factor = random.Random(f"{seed} {job.number}").lognormvariate(-(sigma**2) / 2, sigma)
+    return max(1, math.ceil(job.prompt_tokens * factor))
 
 
 def _raise(error: Exception) -> None:

@@ -27,19 +27,13 @@ class ServingRecords:
 
 @dataclass(frozen=True, slots=True)
 class ServingResult:
-    """Figures of the requests after the warm-up, and of the steps from the first one's arrival on.
-
-    Attributes:
-        ttft_mean_s, ttft_p50_s, ttft_p99_s: from a request's arrival to its first token.
-        tpot_mean_s, tpot_p99_s: time from the first token to the last, for each token after the
-            first.
-    """
+    """Figures of the requests after the warm-up, and of the steps since the first one's arrival."""
 
     completed: int  # requests, with those of the warm-up
-    ttft_mean_s: float
+    ttft_mean_s: float  # from a request's arrival
     ttft_p50_s: float
     ttft_p99_s: float
-    tpot_mean_s: float | None
+    tpot_mean_s: float | None  # from the first token to the last, for each after the first
     tpot_p99_s: float | None
     throughput_tok_s: float  # output tokens per second
     prefix_hit_share: float  # share of the prompts' tokens that the engines had cached
@@ -68,12 +62,7 @@ class _Sums:
 
 
 class ServingRecorder:
-    """Records a simulation as it runs.
-
-    Args:
-        turns: all requests.
-        uncounted: number of those that belong to the warm-up, the first ones.
-    """
+    """Records a simulation as it runs; the first ``uncounted`` turns belong to the warm-up."""
 
     def __init__(self, turns: Sequence[Turn], uncounted: int) -> None:
         self._turns = turns

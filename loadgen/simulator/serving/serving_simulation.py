@@ -44,10 +44,7 @@ def simulate_serving(
 ) -> ServingResult:
     """Run one simulation; equal configurations give equal results.
 
-    Args:
-        config: configuration.
-        policy: policy in place of the configured one.
-        keep_records: whether the result has the records of every step.
+    ``policy`` replaces the configured one.
     """
     return _Simulation(config, policy).run(keep_records=keep_records)
 
