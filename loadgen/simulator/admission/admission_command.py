@@ -4,14 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
 from engine_patches.admission import ADMISSIONS, DEFAULT, AdmissionRow
 from engine_patches.admission.settings import AdmissionSettings, known_names
 from loadgen.model.measured_step_time import load_step_time
+from loadgen.report.numbers import add_figures, plain_table
 from loadgen.run.admission_options import admission_settings, parse_object, told_warnings
 from loadgen.run.options import command_of, flag, same_named, step_time_option
 from loadgen.run.simulation_options import JsonFlag
+from loadgen.simulator.admission.admission_results import WARMUP_SHARE, AdmissionResult
 from loadgen.simulator.admission.admission_simulation import (
     AdmissionConfig,
     EvictionKind,
@@ -19,7 +22,6 @@ from loadgen.simulator.admission.admission_simulation import (
     QueueLimits,
     simulate_admission,
 )
-from loadgen.simulator.admission.admission_table import admission_table
 from loadgen.simulator.admission.predictions import Prediction
 from loadgen.simulator.admission.scenarios import SCENARIOS, Scenario, scenario_of
 from router.commands.json_output import STDOUT, write_json
@@ -124,8 +126,39 @@ def admission(options: AdmissionOptions) -> None:
     with told_warnings():
         result = simulate_admission(options.config())
     console = Console(stderr=options.json_file == STDOUT)
-    console.print(admission_table(result), highlight=False, soft_wrap=True)
+    console.print(_table(result), highlight=False, soft_wrap=True)
     write_json(result.report(), options.json_file)
+
+
+_ROWS = (
+    ("evictions in 1,000 requests", "evictions_per_1k", 1.0),
+    ("throughput, tok/s", "throughput_tok_s", 1.0),
+    ("throughput, requests/s", "throughput_req_s", 1.0),
+    ("latency, s", "latency_mean_s", 1.0),
+    ("latency p99, s", "latency_p99_s", 1.0),
+    ("latency max, s", "latency_max_s", 1.0),
+    ("TTFT, s", "ttft_mean_s", 1.0),
+    ("TTFT p99, s", "ttft_p99_s", 1.0),
+    ("completed", "completed", 1),
+    ("refused", "refused", 1),
+    ("KV used, mean %", "kv_used_mean", 100.0),
+    ("KV used, max %", "kv_used_max", 100.0),
+    ("step, ms", "step_mean_s", 1e3),
+)
+
+
+def _table(result: AdmissionResult) -> RenderableType:
+    used = result.parameters
+    table = plain_table("", str(used["policy"]))
+    add_figures(table, _ROWS, result)
+    notes = (
+        f"{used['scenario']}, {used['requests']} requests at {used['rate']:g}/s, seed "
+        f"{used['seed']}; {used['kv_tokens']} KV tokens, {used['max_num_seqs']} slots, "
+        f"{used['max_num_batched_tokens']} tokens a step",
+        f"lengths: {used['prediction']}; eviction: {used['eviction']}; order: {used['order']}; "
+        f"the first {WARMUP_SHARE:.0%} of the arrivals are left out",
+    )
+    return Group(table, *map(Text, notes))
 
 
 def _listed(title: str, rows: Mapping[str, AdmissionRow] | Mapping[str, Scenario]) -> str:

@@ -1,11 +1,14 @@
 """``evenstep simulate serving``: whole engines in virtual time."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
 from loadgen.model.measured_step_time import load_step_time
+from loadgen.report.numbers import add_figures, plain_table
 from loadgen.run.options import StepTimeFlag, command_of, flag, same_named
 from loadgen.run.simulation_options import JsonFlag, SlotsFlag, WorkersFlag, trace_flag
 from loadgen.simulator.decode.decode_config import SERVE
@@ -16,8 +19,8 @@ from loadgen.simulator.serving.serving_config import (
     ServingConfig,
     whole,
 )
+from loadgen.simulator.serving.serving_results import ServingResult
 from loadgen.simulator.serving.serving_simulation import simulate_serving
-from loadgen.simulator.serving.serving_table import serving_table
 from loadgen.traces.trace import load_trace
 from loadgen.traces.trace_files import BLOCK_TOKENS
 from router.commands.json_output import STDOUT, write_json
@@ -111,8 +114,50 @@ def serving(options: ServingOptions) -> None:
     evenstep simulate serving --policy barrier_time --dispatch instant --trace mooncake.jsonl.
     """
     result = simulate_serving(options.config())
-    Console(stderr=options.json_file == STDOUT).print(serving_table(result))
+    Console(stderr=options.json_file == STDOUT).print(_table(result))
     write_json(result.report(), options.json_file)
+
+
+_ROWS = (
+    ("TTFT, s", "ttft_mean_s", 1.0),
+    ("TTFT p50, s", "ttft_p50_s", 1.0),
+    ("TTFT p99, s", "ttft_p99_s", 1.0),
+    ("TPOT, ms", "tpot_mean_s", 1e3),
+    ("TPOT p99, ms", "tpot_p99_s", 1e3),
+    ("throughput, tok/s", "throughput_tok_s", 1.0),
+    ("of the prompts cached, %", "prefix_hit_share", 100.0),
+    ("idle share, %", "idle_share", 100.0),
+    ("step, ms", "step_mean_s", 1e3),
+    ("evictions in 1,000 requests", "evictions_per_1k", 1.0),
+    ("completed", "completed", 1),
+)
+
+
+def _table(result: ServingResult) -> RenderableType:
+    used = result.parameters
+    table = plain_table("", str(used["policy"]))
+    add_figures(table, _ROWS, result)
+    budget = used["prompt_budget"]
+    prompts = "" if budget is None else f", {_bound(used)}"
+    sessions = "" if used["think"] is None else f", turns {used['think']:g} s after an answer"
+    workers = f"{used['workers']} workers{'' if used['barrier'] else ', each stepping alone,'}"
+    notes = (
+        f"{used['trace']}, {used['requests']} requests, arrivals {used['arrivals']}{sessions}, "
+        f"seed {used['seed']}; the first {used['warmup']:.0%} are left out",
+        f"{workers} of {used['slots']} slots and {used['kv_tokens']} KV tokens, "
+        f"{used['batch_tokens']} tokens a step{prompts}, in {used['prefill_window']} steps; "
+        f"{used['dispatch']} dispatch",
+        f"step time {used['step_time']}, learned {used['learned_step_time'] or 'none'}",
+    )
+    return Group(table, *map(Text, notes))
+
+
+def _bound(used: Mapping[str, object]) -> str:
+    if used["prompt_budget"] != AUTO:
+        return f"{used['prompt_budget']} of them prompts'"
+    targets = ((name, used[f"target_{name}_s"]) for name in ("ttft", "tpot"))
+    told = [f"{name.upper()} {target:g} s" for name, target in targets if target is not None]
+    return f"prompts' by the router's budget{' for ' * bool(told)}{' and '.join(told)}"
 
 
 def _budget(text: str | None) -> int | Literal["auto"] | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Annotated, Any
 
@@ -11,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen.model.measured_step_time import load_step_time
-from loadgen.report.intervals import Estimate, paired
 from loadgen.report.numbers import number, plain_table
 from loadgen.run.options import StepTimeFlag, flag
 from loadgen.run.simulation_options import (
@@ -26,12 +24,13 @@ from loadgen.run.simulation_options import (
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.oracle import Knowledge
-from loadgen.simulator.tune.tune_search import Search, Setting, Tell, Trial, Tuned
+from loadgen.simulator.tune.tune_search import Search, Setting, Tell, Trial, Tuned, each_of
 from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError
 from router.core.forecast.look_ahead import SIGNALS
 
 STATEMENT = "Simulated with requests always waiting; the step time is a model, not your engine's."
+_METRICS = {"imbalance": "imbalance_tokens", "throughput": "throughput_tok_s"}
 
 
 def tune(
@@ -63,9 +62,8 @@ def tune(
         raise ConfigError("--workers: one alone has nothing to balance; give 2 or more")
     console = Console(stderr=True)
     tuned = tune_config(config, seeds, lambda line: console.print(line, highlight=False))
-    verdict = Verdict.of(tuned)
-    Console(stderr=json_file == STDOUT).print(verdict_table(config, tuned, verdict))
-    write_json(report(config, tuned, verdict), json_file)
+    Console(stderr=json_file == STDOUT).print(tuned_table(config, tuned))
+    write_json(report(config, tuned), json_file)
 
 
 def tune_config(config: DecodeConfig, seeds: int, tell: Tell) -> Tuned:
@@ -82,56 +80,27 @@ def tune_config(config: DecodeConfig, seeds: int, tell: Tell) -> Tuned:
     return Search(measure, seeds, config.knowledge.kind != "none", tell).run()
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Comparison of the best with the rule on fresh seeds.
-
-    Attributes:
-        imbalance, throughput: relative differences, best / rule - 1, of paired seeds.
-    """
-
-    imbalance: Estimate
-    throughput: Estimate
-
-    @classmethod
-    def of(cls, tuned: Tuned) -> Verdict:
-        metrics = ("imbalance_tokens", "throughput_tok_s")
-        differences = [
-            paired(_each(tuned.best_trials, name), _each(tuned.rule_trials, name))
-            for name in metrics
-        ]
-        return cls(*differences)
-
-    @property
-    def change(self) -> bool:
-        """Whether the best has significantly less imbalance than the rule."""
-        return self.imbalance.mean < 0 and self.imbalance.surely_not_zero
-
-
-def _each(trials: Sequence[Trial], name: str) -> list[float]:
-    return [getattr(trial, name) for trial in trials]
-
-
-def verdict_table(config: DecodeConfig, tuned: Tuned, verdict: Verdict) -> Table:
+def tuned_table(config: DecodeConfig, tuned: Tuned) -> Table:
     """Return a table of the rule and the best, with advice."""
     table = plain_table("", "H", "gamma", "mu", "lead", "imbalance", "tok/s")
     for name, trials in (("the rule", tuned.rule_trials), ("the best", tuned.best_trials)):
-        used = trials[-1].used
-        figures = [fmean(_each(trials, key)) for key in ("imbalance_tokens", "throughput_tok_s")]
-        table.add_row(name, *map(number, (*asdict(used).values(), *figures)))
-    table.add_row("difference", *[""] * 4, _share(verdict.imbalance), _share(verdict.throughput))
-    table.caption = "\n".join(advice(config, tuned, verdict))
+        figures = (fmean(each_of(trials, metric)) for metric in _METRICS.values())
+        table.add_row(name, *map(number, (*asdict(trials[-1].used).values(), *figures)))
+    shares = (tuned.difference(metric) for metric in _METRICS.values())
+    told = [f"{share.mean:+.1%} ± {share.half_width or 0:.1%}" for share in shares]
+    table.add_row("difference", *[""] * 4, *told)
+    table.caption = "\n".join(advice(config, tuned))
     table.caption_justify = "left"
     return table
 
 
-def advice(config: DecodeConfig, tuned: Tuned, verdict: Verdict) -> list[str]:
+def advice(config: DecodeConfig, tuned: Tuned) -> list[str]:
     """Return the meaning of the figures, and the flags to use."""
     count = len(tuned.rule_trials)
     lines = [
         f"Difference: mean of {count} fresh seeds, paired, with its 95 % interval. {STATEMENT}"
     ]
-    if not verdict.change:
+    if not tuned.change:
         return [*lines, "Keep the rule: nothing better is certain. Its choice needs no flags."]
     look_ahead = f"--lookahead {config.knowledge}"
     lines.append(f"evenstep simulate decode {look_ahead} {tuned.best.simulation_flags}")
@@ -140,33 +109,22 @@ def advice(config: DecodeConfig, tuned: Tuned, verdict: Verdict) -> list[str]:
     return [*lines, f"Live there is no look-ahead like {config.knowledge}: no flags for serve."]
 
 
-def _share(difference: Estimate) -> str:
-    return f"{difference.mean:+.1%} ± {difference.half_width or 0:.1%}"
-
-
-def report(config: DecodeConfig, tuned: Tuned, verdict: Verdict) -> dict[str, object]:
+def report(config: DecodeConfig, tuned: Tuned) -> dict[str, object]:
     """Return all results, JSON-able."""
+    sides = {"rule": tuned.rule_trials, "best": tuned.best_trials}
     return {
         "statement": STATEMENT,
         "conditions": {name: value for name, value in config.described().items() if name != "seed"},
-        "rule": _of(tuned.rule_trials),
-        "best": _of(tuned.best_trials),
-        "difference": {
-            "imbalance": asdict(verdict.imbalance),
-            "throughput": asdict(verdict.throughput),
+        **{
+            name: {"parameters": asdict(trials[-1].used)}
+            | {metric: each_of(trials, metric) for metric in _METRICS.values()}
+            for name, trials in sides.items()
         },
-        "change": verdict.change,
-        "flags": tuned.best.simulation_flags if verdict.change else "",
+        "difference": {name: asdict(tuned.difference(each)) for name, each in _METRICS.items()},
+        "change": tuned.change,
+        "flags": tuned.best.simulation_flags if tuned.change else "",
         "tried": [
             asdict(setting) | {"imbalance_tokens": tokens}
             for setting, tokens in sorted(tuned.tried.items(), key=lambda pair: pair[1])
         ],
-    }
-
-
-def _of(trials: Sequence[Trial]) -> dict[str, object]:
-    return {
-        "parameters": asdict(trials[-1].used),
-        "imbalance_tokens": _each(trials, "imbalance_tokens"),
-        "throughput_tok_s": _each(trials, "throughput_tok_s"),
     }

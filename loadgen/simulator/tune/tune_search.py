@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
+from loadgen.report.intervals import Estimate, paired
+
 # Effective look-aheads 1 / (1 - gamma) in steps, and tie weights, of the first, coarse grid.
 _WINDOWS = (2.0, 3.0, 5.0, 10.0, 20.0)
 _TIE_WEIGHTS = (1e-5, 1e-4, 1e-3, 1e-2)
@@ -56,17 +58,28 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """Result of a search.
+    """Result of a search."""
 
-    Attributes:
-        rule_trials, best_trials: with seeds outside the search, the same for both.
-    """
-
-    best: Setting  # setting of the least mean imbalance over the seeds of the search
-    # Mean imbalance in tokens by setting, over its last set of seeds.
-    tried: Mapping[Setting, float]
+    best: Setting  # of the least mean imbalance over the seeds of the search
+    tried: Mapping[Setting, float]  # mean imbalance in tokens, over a setting's last set of seeds
+    # With seeds outside the search, the same for both.
     rule_trials: Sequence[Trial]
     best_trials: Sequence[Trial]
+
+    def difference(self, metric: str) -> Estimate:
+        """Relative difference of the best from the rule, of paired seeds."""
+        return paired(each_of(self.best_trials, metric), each_of(self.rule_trials, metric))
+
+    @property
+    def change(self) -> bool:
+        """Whether the best has significantly less imbalance than the rule."""
+        imbalance = self.difference("imbalance_tokens")
+        return imbalance.mean < 0 and imbalance.surely_not_zero
+
+
+def each_of(trials: Sequence[Trial], metric: str) -> list[float]:
+    """A metric of every trial."""
+    return [getattr(trial, metric) for trial in trials]
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import pytest
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.oracle import Knowledge
-from loadgen.simulator.tune.tune_command import Verdict, advice, report, tune_config
+from loadgen.simulator.tune.tune_command import advice, report, tune_config
 from loadgen.simulator.tune.tune_search import Search, Setting, Trial, coarse, near
 
 RULE = Setting(0, 1.0, 0.1, 80.0)
@@ -86,25 +86,25 @@ def test_neighbours_differ_in_one_thing_and_are_valid() -> None:
 
 def test_a_better_setting_is_advised_with_its_flags() -> None:
     tuned = Search(bowl(Setting(0, 1.0, 0.3)), 3, False).run()
-    verdict = Verdict.of(tuned)
-    assert verdict.change
-    assert verdict.imbalance.mean == pytest.approx(1 / (1 + math.log(3)) - 1, abs=0.02)
-    lines = advice(CONFIG, tuned, verdict)
+    assert tuned.change
+    assert tuned.difference("imbalance_tokens").mean == pytest.approx(
+        1 / (1 + math.log(3)) - 1, abs=0.02
+    )
+    lines = advice(CONFIG, tuned)
     assert lines[-2:] == [
         "evenstep simulate decode --lookahead none --horizon 0 --discount 1 --tie-weight 0.3",
         "evenstep serve --lookahead none --horizon 0 --discount 1 --tie-weight 0.3",
     ]
     oracle = replace(CONFIG, knowledge=Knowledge.parse("oracle"))
-    assert "no look-ahead like oracle" in advice(oracle, tuned, verdict)[-1]
-    assert report(CONFIG, tuned, verdict)["flags"] == tuned.best.simulation_flags
+    assert "no look-ahead like oracle" in advice(oracle, tuned)[-1]
+    assert report(CONFIG, tuned)["flags"] == tuned.best.simulation_flags
 
 
 def test_the_rule_stays_where_nothing_better_is_certain() -> None:
     tuned = Search(bowl(RULE), 3, False).run()
-    verdict = Verdict.of(tuned)
-    assert not verdict.change
-    assert "Keep the rule" in advice(CONFIG, tuned, verdict)[-1]
-    assert report(CONFIG, tuned, verdict)["flags"] == ""
+    assert not tuned.change
+    assert "Keep the rule" in advice(CONFIG, tuned)[-1]
+    assert report(CONFIG, tuned)["flags"] == ""
 
 
 def test_a_workload_is_tuned_by_simulation() -> None:
