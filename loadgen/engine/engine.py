@@ -38,44 +38,29 @@ _UNBOUNDED = 1 << 62  # tokens
 class Engine:
     """Slots, KV memory and a waiting queue; a step is ``schedule`` and then ``advance``.
 
-    Args:
-        slots: requests that may run at once.
-        kv_tokens: memory, if every layer kept every token.
-        block_tokens: size of the blocks in which a running request takes memory.
-        chunk: upper bound on the tokens of a step, above those of ``slots`` that decode, with
-            their drafts; None: no bound.
-        prompt_budget: upper bound on the prompt tokens of a step; None: ``chunk`` alone.
-        long_prefill_token_threshold: upper bound on those of one request; None: no further bound.
-        lease_s: time for which unfetched KV stays, engine seconds.
-        recompute: whether a prompt is computed here when its fetch fails; else the request fails.
-        watermark: share of the blocks kept free when a request joins others, as in vLLM.
-        prefill_first: whether a step either computes prompts or decodes, as vLLM before V1; else
-            running requests go first and prompts fill the step.
-        eviction: rule that selects victims when memory overflows, and what they lose.
-        queue: in place of vLLM's order; each engine needs its own.
-        prefix_cache: None: nothing is shared or found again; each engine needs its own.
-        drafts: speculative decoding; None: a token per request and step.
-        layers: kinds of layers, with the same ``block_tokens``; None: all keep every token.
+    Each engine needs a queue and a prefix cache of its own.
     """
 
     def __init__(
         self,
         slots: int,
-        kv_tokens: int,
+        kv_tokens: int,  # memory, if every layer kept every token
         *,
         block_tokens: int = 1,
+        # Most tokens of a step, above those of ``slots`` that decode, with their drafts.
         chunk: int | None = None,
-        prompt_budget: int | None = None,
-        long_prefill_token_threshold: int | None = None,
-        lease_s: float = 0.0,
-        recompute: bool = False,
-        watermark: float = 0.0,
+        prompt_budget: int | None = None,  # most prompt tokens of a step
+        long_prefill_token_threshold: int | None = None,  # most of them of one request
+        lease_s: float = 0.0,  # unfetched KV stays for so long, engine seconds
+        recompute: bool = False,  # a prompt whose fetch fails is computed here; else it fails
+        watermark: float = 0.0,  # share of blocks kept free when a request joins others, as in vLLM
+        # A step computes prompts or decodes, as vLLM before V1; else prompts fill the step.
         prefill_first: bool = False,
         eviction: Eviction | None = None,
-        queue: Queue | None = None,
-        prefix_cache: PrefixCache | None = None,
-        drafts: Drafts | None = None,
-        layers: KvLayers | None = None,
+        queue: Queue | None = None,  # None: vLLM's order
+        prefix_cache: PrefixCache | None = None,  # None: nothing is shared or found again
+        drafts: Drafts | None = None,  # None: a token per request and step
+        layers: KvLayers | None = None,  # with the same blocks; None: all keep every token
     ) -> None:
         self.slots = slots
         self.layers = layers or KvLayers(block_tokens, drafts=drafts.count if drafts else 0)

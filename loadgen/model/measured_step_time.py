@@ -15,10 +15,8 @@ _MEASURED = "measured"
 def load_step_time(text: str) -> StepTime:
     """Parse ``C,t_l[,t_r[,t_p]]``, or read the file of a measurement.
 
-    Args:
-        text: numbers, or the path of a JSON object with ``base_s`` and ``per_token_s``. Optional
-            keys: ``per_request_s``, ``per_prompt_token_s``, and ``measured`` for any further data,
-            as ``tests/gpu/measure.py`` writes it.
+    The file holds a JSON object with ``_NEEDED`` and others of ``_COSTS``, and ``measured``
+    for any further data, as ``tests/gpu/measure.py`` writes it.
     """
     path = Path(text)
     if _is_file(path):

@@ -32,6 +32,7 @@ _PROSE = (".md", ".pyc")
 _DEEPEST = 3
 
 Document = dict[str, Any]
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Engines(StrEnum):
@@ -51,11 +52,8 @@ def origin(
 ) -> Document:
     """Header of figures that are made now, by this process.
 
-    Args:
-        engines: what stood for the engines.
-        code: files and folders that decide the figures, below ``ROOT``.
-        physics: which features the modelled engines had; None: real ones, or none at all.
-        versions: of further programs, by name.
+    ``code``: files and folders that decide the figures, below ``ROOT``. ``physics``: features that
+    modelled engines had; None: real ones, or none at all. ``versions``: of further programs.
     """
     return {
         "engines": engines.value,
@@ -168,9 +166,8 @@ def bare_module(file: Path) -> ast.Module:
     """Syntax tree of a source file without docstrings."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and _is_docstring(body[0]):
-            body[0] = ast.Pass()
+        if isinstance(node, _Documented) and ast.get_docstring(node, clean=False) is not None:
+            node.body[0] = ast.Pass()
     return tree
 
 
@@ -188,14 +185,6 @@ def shape(value: object) -> str:
 
 def _without_header(figures: Mapping[str, object]) -> Document:
     return {key: value for key, value in figures.items() if key != KEY}
-
-
-def _is_docstring(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
 
 
 def _portable(word: str) -> str:
