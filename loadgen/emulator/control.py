@@ -4,8 +4,10 @@
 /workers/{rank}/restore``, ``GET /fleet``.
 """
 
+from __future__ import annotations
+
 import re
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -16,27 +18,16 @@ from loadgen.emulator.generation import RejectedError, decoded
 from loadgen.emulator.injected_faults import Fault
 from router.core.errors import EvenstepError
 
+if TYPE_CHECKING:
+    from loadgen.emulator.emulated_fleet import EmulatedFleet
+
 _ACTION = re.compile(r"/workers/(\d+)/(fault|restore)")
-
-
-class Controlled(Protocol):
-    """The fleet, as the fault port needs it."""
-
-    def describe(self) -> dict[str, object]: ...
-
-    def has_rank(self, rank: int) -> bool: ...
-
-    async def inject(self, rank: int, fault: Fault) -> None:
-        """Replaces the worker's current fault."""
-        ...
-
-    async def restore(self, rank: int) -> None: ...
 
 
 class ControlApp:
     """ASGI application of the fault port."""
 
-    def __init__(self, fleet: Controlled) -> None:
+    def __init__(self, fleet: EmulatedFleet) -> None:
         self._fleet = fleet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

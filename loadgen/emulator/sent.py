@@ -40,12 +40,3 @@ class SentLog:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-
-
-def read_sent(path: Path) -> list[Sent]:
-    """Read every line of such a file; one that is still being written is left out."""
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-        return [msgspec.json.decode(line, type=Sent) for line in lines if line.endswith(b"\n")]
-    except (OSError, msgspec.DecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from error

@@ -40,5 +40,5 @@ class AdmissionCase(CommandTrial[AdmissionOptions]):
         return {name: getattr(result, name) for name in _KEPT} | {ENDLESS: 0}
 
     def shortened(self) -> AdmissionCase:
-        requests = self.options.config().count // QUICK_SHARE
+        requests = self.options.config().scenario.requests // QUICK_SHARE
         return self.shorter(requests=max(_LEAST_REQUESTS, requests))

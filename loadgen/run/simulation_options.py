@@ -12,6 +12,7 @@ from loadgen.simulator.decode.length_sources import (
 from loadgen.traces.trace import BUNDLED, load_trace
 from router.commands.json_output import json_option
 from router.core.errors import ConfigError
+from router.core.types import Dispatch
 
 
 def trace_flag(default: str) -> Any:
@@ -23,6 +24,9 @@ TraceFlag = Annotated[str | None, trace_flag("burstgpt")]
 LengthsFlag = Annotated[str | None, flag(f"In place of a trace: {LAW_FORMS}.", "LAW:IN,OUT")]
 WorkersFlag = Annotated[int, flag("Workers that step together.", "G")]
 SlotsFlag = Annotated[int, flag("Requests that a worker runs at once.", "B")]
+DispatchFlag = Annotated[
+    Dispatch, flag("From the pool when a slot is free, or at once on arrival.")
+]
 LookaheadFlag = Annotated[
     str, flag("What is known of coming ends.", "auto|none|cap|survival|oracle|miss:P")
 ]

@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loadgen.emulator.sent import read_sent
 from tests.support.fleet import running_fleet, worker_flags
+from tests.support.sent import read_sent
 from tests.support.server import Server, free_port, starting, wait_ready
 
 _TEXT = re.compile(rb'"text":("(?:[^"\\]|\\.)*")')

@@ -13,9 +13,10 @@ import pytest
 
 from loadgen.emulator.emulated_fleet import EmulatedFleet
 from loadgen.emulator.injected_faults import Fault
-from loadgen.emulator.sent import Sent, read_sent
+from loadgen.emulator.sent import Sent
 from router.core.errors import InputError
 from tests.support.emulated import TIMEOUT_S, client, emulated
+from tests.support.sent import read_sent
 
 BODY = {"prompt": [1, 2], "max_tokens": 6, "ignore_eos": True}
 

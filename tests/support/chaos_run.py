@@ -13,12 +13,12 @@ from typing import Any
 
 import httpx
 
-from loadgen.emulator.sent import read_sent
 from tests.support.chaos import SLOTS, assert_idle, cluster, live
 from tests.support.chaos_clients import Caller, closing
 from tests.support.chaos_judging import Heard, attempts_of, by_client, hear, hold, overlap_s
 from tests.support.chaos_schedule import FAULTS, Ask, Strike, asks, strikes
 from tests.support.fleet import Fleet
+from tests.support.sent import read_sent
 from tests.support.server import Server, wait_until
 
 RANKS = 5

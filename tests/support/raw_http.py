@@ -11,8 +11,8 @@ from typing import Any
 
 import httptools
 
-from loadgen.emulator.sent import read_sent
 from tests.support.fleet import running_fleet, worker_flags
+from tests.support.sent import read_sent
 from tests.support.server import Server, free_port, running_router, wait_until
 
 TIMEOUT_S = 60.0

@@ -70,11 +70,7 @@ class ReleaseStudy(Study):
             cells = [IMBALANCE.cell(sample)]
             for column, target in zip((_THEIRS, THROUGHPUT), targets, strict=True):
                 cells.append(column.cell(sample))
-                if target is None:
-                    cells += ["–", "–"]
-                else:
-                    deviation = sample.mean(column.metric) / target - 1
-                    cells += [f"{target / 1e4:g}", f"{deviation:+.1%}"]
+                cells += ["–", "–"] if target is None else column.beside(sample, target)[1:]
             name = f"{TRACE_NAMES[trace]}, G={workers}, {way}, {requests:,} requests"
             rows.append([name, *cells])
         header = ["", IMBALANCE.title, _THEIRS.title, "release", "", THROUGHPUT.title]

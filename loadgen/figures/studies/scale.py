@@ -51,10 +51,8 @@ def _reached(outcomes: Outcomes) -> Table:
     rows = []
     for (workers, way), targets in REACHED.items():
         sample = outcomes[str(workers), way]
-        cells = []
-        for column, target in zip((IMBALANCE, THROUGHPUT), targets, strict=True):
-            found = sample.mean(column.metric)
-            cells += [f"{found / 1e4:.2f}", f"{target / 1e4:g}", f"{found / target - 1:+.1%}"]
+        pairs = zip((IMBALANCE, THROUGHPUT), targets, strict=True)
+        cells = [cell for column, target in pairs for cell in column.beside(sample, target)]
         rows.append([f"G={workers}, {way}", *cells])
     header = ["", "imbalance, 10⁴ tokens", "reached before", "", "throughput, 10⁴ tok/s"]
     return Table([*header, "reached before", ""], rows, "Beside an earlier reproduction")

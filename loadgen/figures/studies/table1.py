@@ -90,9 +90,8 @@ def _reached(outcomes: Outcomes) -> Table:
         sample = outcomes[trace, way]
         cells = []
         for column, target in ((IMBALANCE, imbalance), (THROUGHPUT, throughput)):
-            found = sample.mean(column.metric)
             sign = "≤ " if way in _LIMITS and column is IMBALANCE else ""
-            cells += [f"{found / 1e4:.2f}", f"{sign}{target / 1e4:g}", f"{found / target - 1:+.1%}"]
+            cells += column.beside(sample, target, sign)
         rows.append([f"{TRACE_NAMES[trace]}, {way}", *cells])
     header = ["", "imbalance, 10⁴ tokens", "to reach", "", "throughput, 10⁴ tok/s", "to reach", ""]
     return Table(header, rows, "Beside the figures to reach")

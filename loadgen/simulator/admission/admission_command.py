@@ -92,6 +92,8 @@ class AdmissionOptions:
                 "settings": self._settings(prediction),
                 "scenario": replace(
                     scenario,
+                    rate=scenario.rate if self.rate is None else self.rate,
+                    requests=scenario.requests if self.requests is None else self.requests,
                     kv_tokens=self.kv_tokens or scenario.kv_tokens,
                     slots=self.max_num_seqs or scenario.slots,
                     chunk=self.max_num_batched_tokens or chunk,

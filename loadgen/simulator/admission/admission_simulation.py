@@ -18,6 +18,7 @@ from loadgen.engine.engine import Engine
 from loadgen.engine.queues import Eviction, PolicyOrder
 from loadgen.engine.request import EngineRequest
 from loadgen.engine.schedule import Schedule
+from loadgen.model.ranges import check_ranges
 from loadgen.simulator.admission.admission_results import AdmissionRecorder, AdmissionResult
 from loadgen.simulator.admission.predictions import Prediction
 from loadgen.simulator.admission.scenarios import Requests, Scenario
@@ -25,8 +26,7 @@ from router.core.errors import ConfigError, InputError
 
 # Bound on discarded tokens: this multiple of all outputs, or of the memory while none ends.
 _ENDLESS = 20
-_RATES_PER_S = (1e-6, 1e6)
-_REQUESTS = (1, 5_000_000)
+_RANGES = {"rate": (1e-6, 1e6), "requests": (1, 5_000_000)}
 
 
 class EvictionKind(StrEnum):
@@ -71,8 +71,6 @@ class AdmissionConfig:
 
     settings: AdmissionSettings
     scenario: Scenario
-    rate: float | None = None
-    requests: int | None = None
     seed: int = 0
     # The policy's knowledge of output lengths.
     prediction: Prediction = field(default_factory=Prediction)
@@ -85,12 +83,7 @@ class AdmissionConfig:
     block_tokens: int = 1
 
     def __post_init__(self) -> None:
-        for option, value, (least, most) in (
-            ("--rate", self.arrival_rate, _RATES_PER_S),
-            ("--requests", self.count, _REQUESTS),
-        ):
-            if not least <= value <= most:
-                raise ConfigError(f"{option} must be from {least:g} to {most:g}, got {value}")
+        check_ranges(self.scenario, _RANGES)
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"--watermark must be from 0 to below 1, got {self.watermark:g}")
         for option, limit in (
@@ -106,14 +99,6 @@ class AdmissionConfig:
                 f"--max-num-batched-tokens {self.scenario.chunk} must be above --max-num-seqs "
                 f"{self.scenario.slots}: a step computes a token of each request that decodes"
             )
-
-    @property
-    def arrival_rate(self) -> float:
-        return self.scenario.rate if self.rate is None else self.rate
-
-    @property
-    def count(self) -> int:
-        return self.scenario.requests if self.requests is None else self.requests
 
     def step_s(self, batch: Batch) -> float:
         costly = max(0.0, batch.kv_tokens - self.free_tokens)
@@ -143,8 +128,8 @@ class AdmissionConfig:
         scenario = self.scenario
         return asdict(self.settings) | {
             "scenario": scenario.name,
-            "rate": self.arrival_rate,
-            "requests": self.count,
+            "rate": scenario.rate,
+            "requests": scenario.requests,
             "seed": self.seed,
             "prediction": str(self.prediction),
             "eviction": str(self.effective_eviction),
@@ -176,8 +161,8 @@ def simulate_admission(config: AdmissionConfig) -> AdmissionResult:
 class _Simulation:
     def __init__(self, config: AdmissionConfig) -> None:
         self._config = config
-        requests = config.scenario.source.draw(config.arrival_rate, config.count, config.seed)
         scenario, block = config.scenario, config.block_tokens
+        requests = scenario.source.draw(scenario.rate, scenario.requests, config.seed)
         largest = int((requests.prompt_tokens + requests.output_tokens).max()) - 1
         if -(-largest // block) > scenario.kv_tokens // block:
             raise ConfigError(

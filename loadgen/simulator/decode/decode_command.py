@@ -10,6 +10,7 @@ from loadgen.engine.prefill_settings import DEFAULT_CHUNK, DEFAULT_PREFILL, DEFA
 from loadgen.model.measured_step_time import load_step_time
 from loadgen.run.options import StepTimeFlag, command_of, flag, same_named
 from loadgen.run.simulation_options import (
+    DispatchFlag,
     JsonFlag,
     LengthsFlag,
     LookaheadFlag,
@@ -31,7 +32,6 @@ from router.core.errors import ConfigError
 from router.core.forecast.forecast import WorkProfile
 from router.core.policies.policy_table import POLICIES
 from router.core.step_time import numbers
-from router.core.types import Dispatch
 
 # Within these bounds, sums of tokens stay far below the limits of 64 bits.
 _MOST_DRIFT = 1000
@@ -88,9 +88,7 @@ class DecodeOptions:
     arrivals: Annotated[
         str, flag("Always enough, a rate per second, the trace's.", Arrivals.FORMS)
     ] = "full"
-    dispatch: Annotated[
-        Dispatch, flag("From the pool when a slot is free, or at once on arrival.")
-    ] = SERVE["dispatch"]
+    dispatch: DispatchFlag = SERVE["dispatch"]
     dispatch_delay: Annotated[int, flag("Steps from a decision to the engine.", "STEPS")] = 0
     overcommit: Annotated[
         int | None,

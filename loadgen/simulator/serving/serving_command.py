@@ -10,7 +10,13 @@ from rich.text import Text
 from loadgen.model.measured_step_time import load_step_time
 from loadgen.report.numbers import add_figures, plain_table
 from loadgen.run.options import StepTimeFlag, command_of, flag, same_named
-from loadgen.run.simulation_options import JsonFlag, SlotsFlag, WorkersFlag, trace_flag
+from loadgen.run.simulation_options import (
+    DispatchFlag,
+    JsonFlag,
+    SlotsFlag,
+    WorkersFlag,
+    trace_flag,
+)
 from loadgen.simulator.decode.decode_config import SERVE
 from loadgen.simulator.serving.serving_config import (
     AUTO,
@@ -27,7 +33,6 @@ from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError
 from router.core.policies.policy_table import POLICIES
 from router.core.prompt_budget import Targets
-from router.core.types import Dispatch
 
 _TRACE = "mooncake-synthetic"
 
@@ -76,9 +81,7 @@ class ServingOptions:
         str, flag("Prompts in OPEN of so many steps, alike on all.", "OPEN/OF")
     ] = "1/1"
     step_time: StepTimeFlag = "5e-3,9.5e-8,0,5e-5"
-    dispatch: Annotated[
-        Dispatch, flag("From the pool when a slot is free, or at once on arrival.")
-    ] = SERVE["dispatch"]
+    dispatch: DispatchFlag = SERVE["dispatch"]
     pool: Annotated[
         int, flag("Waiting requests that the policy sees, of an unbounded queue.", "N")
     ] = SERVE["pool_size"]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -341,12 +342,9 @@ def test_who_could_not_enter_after_all_is_expected_once() -> None:
 
 def test_under_pressure_hardly_anybody_is_evicted() -> None:
     """A chat model with little memory; lengths are unknown."""
+    chat = replace(scenario_of("chat70b"), rate=11, requests=2000)
     off, nested = (
-        simulate_admission(
-            AdmissionConfig(
-                AdmissionSettings(policy=policy), scenario_of("chat70b"), rate=11, requests=2000
-            )
-        )
+        simulate_admission(AdmissionConfig(AdmissionSettings(policy=policy), chat))
         for policy in ("off", "nested_wait")
     )
 

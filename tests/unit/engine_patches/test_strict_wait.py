@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -175,10 +176,10 @@ def test_pauses_make_requests_many_times_slower(
     policy: str, thresholds: list[int], segments: list[int]
 ) -> None:
     """At 3 % of the memory; no request evicted, none missing."""
-    scenario = scenario_of("vidur8b_lmsys10")
+    scenario = replace(scenario_of("vidur8b_lmsys10"), rate=55, requests=300)
     given = {"policy": policy, "thresholds": thresholds, "segments": segments}
     plain, strict = (
-        AdmissionConfig(read_admission(given | {"strict": strict}), scenario, 55, 300)
+        AdmissionConfig(read_admission(given | {"strict": strict}), scenario)
         for strict in (False, True)
     )
 

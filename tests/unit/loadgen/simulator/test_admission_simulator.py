@@ -230,8 +230,7 @@ def test_example_2(settings: dict[str, object], completions: tuple[float, float]
     """arXiv 2504.11320: greedy admission ends 3 an iteration, at most 4 entries each end 4."""
     config = AdmissionConfig(
         read_admission(settings),
-        scenario_of("example2"),
-        requests=4000,
+        replace(scenario_of("example2"), requests=4000),
         eviction=EvictionKind.RESTART,
     )
     result = simulate_admission(config)
@@ -242,11 +241,9 @@ def test_example_2(settings: dict[str, object], completions: tuple[float, float]
 
 def test_headroom_under_pressure() -> None:
     """The order of magnitude that a few hundred requests can show."""
-    chat = scenario_of("chat70b")
-    own = simulate_admission(AdmissionConfig(OFF, chat, requests=2500))
-    ours = simulate_admission(
-        AdmissionConfig(read_admission({"policy": "headroom"}), chat, requests=2500)
-    )
+    chat = replace(scenario_of("chat70b"), requests=2500)
+    own = simulate_admission(AdmissionConfig(OFF, chat))
+    ours = simulate_admission(AdmissionConfig(read_admission({"policy": "headroom"}), chat))
 
     assert ours.evictions_per_1k < own.evictions_per_1k / 10
     assert ours.throughput_tok_s > own.throughput_tok_s
@@ -318,9 +315,9 @@ def test_predictions() -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ConfigError, match="--rate must be from 1e-06 to 1e\\+06"):
-        AdmissionConfig(OFF, scenario_of("chat70b"), rate=0.0)
+        AdmissionConfig(OFF, replace(scenario_of("chat70b"), rate=0.0))
     with pytest.raises(ConfigError, match=r"--requests must be from 1 to .*, got 1000"):
-        AdmissionConfig(OFF, scenario_of("chat70b"), requests=10**400)
+        AdmissionConfig(OFF, replace(scenario_of("chat70b"), requests=10**400))
     with pytest.raises(ConfigError, match="--watermark"):
         AdmissionConfig(OFF, scenario_of("chat70b"), watermark=1.0)
     with pytest.raises(ConfigError, match="--max-num-queued-reqs must be at least 0"):
