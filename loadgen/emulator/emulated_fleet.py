@@ -31,14 +31,15 @@ class EmulatedFleet:
         self.lateness = Lateness()
         self._sent = SentLog(settings.answers)
         kept: dict[str, KeptKv] = {}
-        group = settings.group
-        streams = [
-            StateStream(endpoint, group=group, worker=f"{group}-{rank}", rank=rank)
-            for rank, endpoint in enumerate(settings.snapshots)
-        ]
+        group, endpoints = settings.group, settings.snapshots or (None,) * settings.ranks
         self.workers = [
-            EmulatedWorker(rank, settings, streams[rank] if streams else None, kept)
-            for rank in range(settings.ranks)
+            EmulatedWorker(
+                rank,
+                settings,
+                StateStream(endpoint, group=group, worker=f"{group}-{rank}", rank=rank),
+                kept,
+            )
+            for rank, endpoint in enumerate(endpoints)
         ]
         self.listeners = [self._listener(worker) for worker in self.workers]
         self.control = Listener(ControlApp(self), settings.host, settings.fault_port)
@@ -53,10 +54,8 @@ class EmulatedFleet:
             if settings.record is not None:
                 self._record = RecordWriter(settings.record, settings.workers)
             for worker in self.workers:
-                if worker.stream is not None:
-                    await worker.stream.start(worker.model)
-                if worker.kv_events is not None:
-                    await worker.kv_events.start()
+                await worker.stream.start(worker.model)
+                await worker.kv_events.start()
             for listener in (*self.listeners, self.control):
                 await listener.open()
             workers, record = self._answering, self._write_step if self._record else None
@@ -99,10 +98,8 @@ class EmulatedFleet:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for worker in self.workers:
-            if worker.stream is not None:
-                worker.stream.stop()
-            if worker.kv_events is not None:
-                worker.kv_events.stop()
+            worker.stream.stop()
+            worker.kv_events.stop()
         if self._record is not None:
             self._record.close()
         self._sent.close()

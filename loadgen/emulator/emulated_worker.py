@@ -34,7 +34,7 @@ class EmulatedWorker:
         self,
         rank: int,
         settings: EmulatorSettings,
-        stream: StateStream | None,
+        stream: StateStream,
         kept: dict[str, KeptKv],
     ) -> None:
         self.rank = rank
@@ -43,7 +43,9 @@ class EmulatedWorker:
         self.engine_id = ""  # id of the engine; new at every start
         self._kept = kept
         self._told_tokens = 0
-        self.kv_events = self._new_kv_events()
+        port, size = settings.kv_events_port, settings.features.block_tokens
+        endpoint = None if port is None else f"tcp://127.0.0.1:{port + rank}"
+        self.kv_events = KvEvents(endpoint, rank, size, self._content)
         self.model = WorkerModel(rank, self._new_engine(), settings.speed(rank))
         self.fault: Fault | None = None
         self.prompt_tokens_total = 0
@@ -70,11 +72,6 @@ class EmulatedWorker:
     def answers(self) -> list[Answer]:
         by_identity = {id(choice.answer): choice.answer for choice in self._choices.values()}
         return list(by_identity.values())
-
-    @property
-    def told_prompt_budget(self) -> int:
-        """By routers, now; 0: none."""
-        return 0 if self.stream is None else self.stream.told_prompt_budget
 
     def bound_prompts(self, tokens: int) -> None:
         """Keep to a budget of routers besides the worker's own; 0: to that alone."""
@@ -108,8 +105,7 @@ class EmulatedWorker:
             request_id = choice.request.id
             if self._choices.get(request_id) is choice:
                 del self._choices[request_id]
-                if self.kv_events is not None:
-                    self._abandoned[request_id] = choice
+                self._abandoned[request_id] = choice
                 self.model.engine.abort(request_id)
                 self._ended.append(request_id)
         self.on_change()
@@ -133,11 +129,10 @@ class EmulatedWorker:
         finished += [request.id for request in ended]
         self._told_tokens = part.engine.used_tokens
         self._tell_cache()
-        if self.stream is not None:
-            entered = [self._choices.get(id_) for id_ in part.schedule.admitted]
-            self.stream.note_entered([one.request for one in entered if one is not None])
-            waited_s = step_s - part.needed_s if self.settings.time_waits else None
-            self.stream.report_step(part, step, (step_s, waited_s), finished, ended)
+        entered = [self._choices.get(id_) for id_ in part.schedule.admitted]
+        self.stream.note_entered([one.request for one in entered if one is not None])
+        waited_s = step_s - part.needed_s if self.settings.time_waits else None
+        self.stream.report_step(part, step, (step_s, waited_s), finished, ended)
 
     def reset_prefix_cache(self) -> bool:
         """False: memory is in use."""
@@ -149,8 +144,7 @@ class EmulatedWorker:
         finished = self._take_ended()
         self._told_tokens = self.model.engine.used_tokens
         self._tell_cache()
-        if self.stream is not None:
-            self.stream.report_rest(self.model, self.step, finished)
+        self.stream.report_rest(self.model, self.step, finished)
 
     def beat(self) -> None:
         """Between steps: free expired KV, and send a heartbeat if it is due."""
@@ -159,8 +153,7 @@ class EmulatedWorker:
             engine.kept.expire(engine_now_s(self.settings.time_scale))
             if engine.used_tokens != self._told_tokens and not engine.unfinished:
                 self.report_rest()
-        if self.stream is not None:
-            self.stream.beat()
+        self.stream.beat()
 
     def show_tokens(self, ended: list[EngineRequest]) -> None:
         """Pass the tokens of a step to their answers.
@@ -194,8 +187,7 @@ class EmulatedWorker:
         self.fault = fault
         if fault.kind == "hang":
             self._answering.clear()
-            if self.stream is not None:
-                self.stream.silence()
+            self.stream.silence()
         elif fault.kind == "slow":
             self.model.speed = self.settings.speed(self.rank) / fault.factor
         elif fault.kind == "kill":
@@ -207,10 +199,8 @@ class EmulatedWorker:
             self._choices.clear()
             self._abandoned.clear()
             self._ended.clear()
-            if self.stream is not None:
-                self.stream.stop()
-            if self.kv_events is not None:
-                self.kv_events.stop()
+            self.stream.stop()
+            self.kv_events.stop()
         self.on_change()
 
     async def recover(self) -> None:
@@ -218,13 +208,11 @@ class EmulatedWorker:
         fault, self.fault = self.fault, None
         self.model.speed = self.settings.speed(self.rank)
         self._answering.set()
-        if self.stream is not None and fault is not None:
-            if fault.kind == "kill":
-                await self.stream.start(self.model)
-            elif fault.kind == "hang":
-                self.stream.resume()
-        if self.kv_events is not None and fault is not None and fault.kind == "kill":
+        if fault is not None and fault.kind == "kill":
+            await self.stream.start(self.model)
             await self.kv_events.start()
+        elif fault is not None and fault.kind == "hang":
+            self.stream.resume()
         self.model.live = True
         self.on_change()
 
@@ -276,14 +264,6 @@ class EmulatedWorker:
             return ResponseShape(answer_id, model, created)
         return Shape(CHAT if generation.chat else COMPLETION, answer_id, model, created)
 
-    def _new_kv_events(self) -> KvEvents | None:
-        port = self.settings.kv_events_port
-        if port is None:
-            return None
-        endpoint = f"tcp://127.0.0.1:{port + self.rank}"
-        size = self.settings.features.block_tokens
-        return KvEvents(endpoint, self.rank, size, self._content)
-
     def _content(self, request_id: str) -> Content | None:
         choice = self._choices.get(request_id) or self._abandoned.get(request_id)
         if choice is None:
@@ -293,14 +273,10 @@ class EmulatedWorker:
 
     def _tell_cache(self) -> None:
         cache = self.model.engine.prefix_cache
-        if cache is None:
-            return
-        events = cache.take_events()
-        if self.stream is not None:
-            self.stream.note_cache(events)
-        if self.kv_events is not None:
-            self.kv_events.publish(events)
-            self._abandoned.clear()
+        events = [] if cache is None else cache.take_events()
+        self.stream.note_cache(events)
+        self.kv_events.publish(events)
+        self._abandoned.clear()
 
     def _take_ended(self) -> list[str]:
         ended, self._ended = self._ended, []

@@ -58,13 +58,17 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class KvEvents:
-    """Publisher of one worker's KV events; each start begins with number 0.
+    """Publisher of one worker's KV events, if it has an endpoint; each start begins at number 0.
 
     ``content`` returns the tokens of a request's prompt; None: no longer known.
     """
 
     def __init__(
-        self, endpoint: str, rank: int, block_tokens: int, content: Callable[[str], Content | None]
+        self,
+        endpoint: str | None,
+        rank: int,
+        block_tokens: int,
+        content: Callable[[str], Content | None],
     ) -> None:
         self._endpoint = endpoint
         self._rank = rank
@@ -75,10 +79,10 @@ class KvEvents:
         self._socket: zmq.Socket[bytes] | None = None
 
     async def start(self) -> None:
-        """Bind the endpoint."""
-        problem = f"cannot publish KV events at {self._endpoint}"
-        self._socket = await bound(self._bind, problem)
-        self._sequence = 0
+        if (endpoint := self._endpoint) is not None:
+            problem = f"cannot publish KV events at {endpoint}"
+            self._socket = await bound(lambda: _bound(endpoint), problem)
+            self._sequence = 0
 
     def stop(self) -> None:
         if self._socket is not None:
@@ -93,16 +97,6 @@ class KvEvents:
         number = self._sequence.to_bytes(8, "big")
         self._socket.send_multipart((b"", number, self._encoder.encode(batch)))
         self._sequence += 1
-
-    def _bind(self) -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
-        socket.setsockopt(zmq.LINGER, 0)
-        try:
-            socket.bind(self._endpoint)
-        except zmq.ZMQError:
-            socket.close()
-            raise
-        return socket
 
     def _told(
         self, event: Stored | Removed | Cleared
@@ -125,3 +119,14 @@ class KvEvents:
             group_idx=0,
             kv_cache_spec_kind="full_attention",
         )
+
+
+def _bound(endpoint: str) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
+    socket.setsockopt(zmq.LINGER, 0)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError:
+        socket.close()
+        raise
+    return socket

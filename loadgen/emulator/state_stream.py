@@ -20,9 +20,12 @@ from router.core.wire import request_token
 
 
 class StateStream:
-    """Publishes the state of a worker's engine; a restarted stream is a new epoch."""
+    """Publishes the state of a worker's engine; a restarted stream is a new epoch.
 
-    def __init__(self, endpoint: str, *, group: str, worker: str, rank: int) -> None:
+    Without an endpoint it publishes nothing.
+    """
+
+    def __init__(self, endpoint: str | None, *, group: str, worker: str, rank: int) -> None:
         self._endpoint = endpoint
         self._group = group
         self._worker = worker
@@ -34,12 +37,14 @@ class StateStream:
 
     async def start(self, model: WorkerModel) -> None:
         """Bind both endpoints, as a new epoch."""
+        if (endpoint := self._endpoint) is None:
+            return
         initial = _report(model, 0)
         self._cached = CachedBlocks(_told_block(model))
         self._leases = PromptLeases()
         self._publisher = await bound(
             lambda: SnapshotPublisher(
-                self._endpoint,
+                endpoint,
                 group=self._group,
                 worker=self._worker,
                 rank=self._rank,
@@ -47,7 +52,7 @@ class StateStream:
                 cached=self._cached,
                 leases=self._leases,
             ),
-            f"cannot publish snapshots at {self._endpoint}",
+            f"cannot publish snapshots at {endpoint}",
         )
         self.resume()
 

@@ -127,7 +127,7 @@ class Stepper:
         """As the plug-in: a worker alone by what it is told, ranks by the least of it."""
         workers = [worker for worker in self._workers.values() if worker.model.live]
         if len(self._workers) == 1 or self.group.steps % AGREE_STEPS == 1:
-            self._prompt_budget = min((one.told_prompt_budget for one in workers), default=0)
+            self._prompt_budget = min((one.stream.told_prompt_budget for one in workers), default=0)
         for worker in workers:
             worker.bound_prompts(self._prompt_budget)
 

@@ -14,7 +14,6 @@ import pytest
 from loadgen.emulator.emulated_fleet import EmulatedFleet
 from loadgen.emulator.injected_faults import Fault
 from loadgen.emulator.sent import Sent
-from router.core.errors import InputError
 from tests.support.emulated import TIMEOUT_S, client, emulated
 from tests.support.sent import read_sent
 
@@ -163,13 +162,6 @@ async def test_what_is_whole_is_recorded_with_every_choice(fleet: EmulatedFleet)
     sent = await recorded(fleet)
     assert (sent.complete, sent.tokens) == (True, (6, 6))
     assert list(sent.texts) == [choice["text"] for choice in answer.json()["choices"]]
-
-
-def test_a_record_that_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "other").write_text("not lines\n")
-    for name in ("other", "nowhere"):
-        with pytest.raises(InputError, match=name):
-            read_sent(tmp_path / name)
 
 
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ class Router:
 def emulated_worker(
     stream: StateStream | None = None, **settings: Any
 ) -> tuple[EmulatedWorker, StepGroup]:
+    stream = stream or StateStream(None, group="g", worker="w", rank=0)
     worker = EmulatedWorker(0, EmulatorSettings(workers=1, **settings), stream, {})
     return worker, worker.settings.step_group([worker.model])
 
