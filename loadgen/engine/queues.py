@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,59 +16,16 @@ if TYPE_CHECKING:
     from loadgen.engine.request import EngineRequest
 
 
-class Queue(Protocol):
-    """Requests that wait for memory; it receives all later events of a request too.
+class EngineOrder:
+    """vLLM's own order: by priority, then arrival; a preempted request gets its place back.
 
-    A request whose KV is being fetched has entered, as it holds its memory.
+    A queue has the requests that wait for memory, and is told all later events of a request too.
+    One whose KV is being fetched has entered, as it holds its memory.
     """
 
-    admission: str | None  # name of the admission policy; None: the engine's own order
-    run: Set[str] | None  # ids of running requests that continue in the current step; None: all
+    admission: str | None = None  # name of the admission policy; None: the engine's own order
+    run: Set[str] | None = None  # running requests that continue in the current step; None: all
     # Time at which to open another step even without an event; None: not needed.
-    wake_s: float | None
-
-    def arrived(self, request: EngineRequest) -> None:
-        """A new request."""
-        ...
-
-    def open(self, memory: Memory, now_s: float) -> None:
-        """Prepare for a step; ``head`` is called from now on."""
-        ...
-
-    def head(self) -> EngineRequest | None:
-        """The next request to enter, if it fits; None: none enters in this step."""
-        ...
-
-    def entered(self, request: EngineRequest) -> None:
-        """The head has memory."""
-        ...
-
-    def preempted(self, request: EngineRequest) -> None:
-        """A request lost its memory; it waits again with its remaining tokens."""
-        ...
-
-    def left(self, request: EngineRequest) -> None:
-        """A request ended or was withdrawn, waiting or not."""
-        ...
-
-    def stepped(self, still: Iterable[str]) -> None:
-        """All requests with memory grew by a token, except those in ``still``."""
-        ...
-
-    def resized(self, request: EngineRequest) -> None:
-        """A running request grew by more than a token in the step."""
-        ...
-
-    def admissible_blocks(self, memory: Memory) -> int:
-        """Blocks of requests that would still be admitted."""
-        ...
-
-
-class EngineOrder:
-    """vLLM's own order: by priority, then arrival; a preempted request gets its place back."""
-
-    admission: str | None = None
-    run: Set[str] | None = None
     wake_s: float | None = None
 
     def __init__(self) -> None:
@@ -79,12 +36,13 @@ class EngineOrder:
         heapq.heappush(self._heap, (request.priority, request.arrival, request))
         self._waiting[request.id] = request
 
-    preempted = arrived
+    preempted = arrived  # it lost its memory, and waits again with its remaining tokens
 
     def open(self, memory: Memory, now_s: float) -> None:
-        """No-op: the order does not depend on memory or time."""
+        """Prepare for a step; this order depends on neither memory nor time."""
 
     def head(self) -> EngineRequest | None:
+        """The next request to enter, if it fits; None: none enters in this step."""
         while self._heap:
             request = self._heap[0][2]
             if self._waiting.get(request.id) is request:
@@ -93,25 +51,28 @@ class EngineOrder:
         return None
 
     def entered(self, request: EngineRequest) -> None:
+        """The head has memory."""
         heapq.heappop(self._heap)
         del self._waiting[request.id]
 
     def left(self, request: EngineRequest) -> None:
+        """It ended or was withdrawn, waiting or not."""
         if self._waiting.get(request.id) is request:
             del self._waiting[request.id]
 
     def stepped(self, still: Iterable[str]) -> None:
-        """No-op: this order keeps no ledger."""
+        """All requests with memory grew by a token, except those in ``still``."""
 
     def resized(self, request: EngineRequest) -> None:
-        """No-op: this order keeps no ledger."""
+        """A running request grew by more than a token in the step."""
 
     def admissible_blocks(self, memory: Memory) -> int:
+        """Blocks of requests that would still be admitted."""
         return memory.capacity_blocks - memory.used_blocks
 
 
 class PolicyOrder:
-    """Order of an admission policy, with the ledger that it reads."""
+    """Order of an admission policy, with the ledger that it reads; methods as above."""
 
     def __init__(self, policy: Admission) -> None:
         self.policy = policy
@@ -177,6 +138,9 @@ class PolicyOrder:
 
     def admissible_blocks(self, memory: Memory) -> int:
         return self.policy.admissible_blocks(self.ledger, memory)
+
+
+Queue = EngineOrder | PolicyOrder
 
 
 @dataclass(frozen=True, slots=True)

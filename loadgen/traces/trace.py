@@ -30,7 +30,6 @@ class Trace:
     name: str
     format: str  # name of the matching row of ``FORMATS``, or "recording"
     requests: tuple[TraceRequest, ...]
-    skipped_failures: int = 0  # rows without output tokens, which stand for failed requests
 
     @property
     def max_output_tokens(self) -> int:
@@ -79,5 +78,4 @@ def load_trace(source: Path | str = "burstgpt") -> Trace:
         InputError: the file cannot be read or a row is broken; names the line and the remedy.
     """
     path = BUNDLED.get(source, Path(source)) if isinstance(source, str) else source
-    trace_format, requests, skipped = read_requests(path)
-    return Trace(path.name, trace_format, tuple(requests), skipped)
+    return Trace(path.name, *read_requests(path))

@@ -104,17 +104,17 @@ FORMATS = (
 )
 
 
-def read_requests(path: Path) -> tuple[str, list[TraceRequest], int]:
-    """Name of the format, usable requests in the file's order, number of rows without output."""
+def read_requests(path: Path) -> tuple[str, tuple[TraceRequest, ...]]:
+    """Name of the format, and usable requests in the file's order; failed ones have no output."""
     with opened(path, "trace file") as file:
         if is_recording(file):
             name, read = "recording", list(_recorded(path, file))
         else:
             name, read = _published(path, file)
-    requests = [request for request in read if request.output_tokens]
+    requests = tuple(request for request in read if request.output_tokens)
     if not requests:
         raise InputError(f"{path}: has no request with output tokens; give a trace with some")
-    return name, requests, len(read) - len(requests)
+    return name, requests
 
 
 def _recorded(path: Path, file: Bytes) -> Iterator[TraceRequest]:
