@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Self
 
 from loadgen.emulator.control import ControlApp
@@ -71,12 +70,7 @@ class EmulatedFleet:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def wait(self, stop: asyncio.Event) -> None:

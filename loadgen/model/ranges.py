@@ -1,5 +1,6 @@
-"""Ranges of settings that are numbers."""
+"""Settings that are numbers, and their ranges."""
 
+import math
 from collections.abc import Mapping
 
 from router.core.errors import ConfigError
@@ -13,3 +14,11 @@ def check_ranges(settings: object, ranges: Mapping[str, tuple[float, float]]) ->
             raise ConfigError(
                 f"--{name.replace('_', '-')} must be from {least:g} to {most:g}, got {value}"
             )
+
+
+def number_in(text: str) -> float:
+    """NaN, which is in no range: another text."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

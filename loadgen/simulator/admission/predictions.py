@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 
+from loadgen.model.ranges import number_in
 from router.core.errors import ConfigError
 from router.core.forecast.forecast import Ints
 
@@ -34,10 +34,7 @@ class Prediction:
             return cls("exact")
         if text == "cap":
             return cls("cap")
-        try:
-            value = float(number)
-        except ValueError:
-            value = math.nan
+        value = number_in(number)
         if kind == "quantile" and 0 < value < 1:
             return cls("quantile", value)
         if kind == "lognormal" and 0 <= value <= _MOST_SIGMA:

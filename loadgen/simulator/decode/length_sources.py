@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from loadgen.model.ranges import number_in
 from loadgen.traces.trace import Trace
 from loadgen.traces.trace_files import MAX_TOKENS
 from router.core.errors import ConfigError
@@ -128,10 +128,7 @@ class LawLengths:
 
 
 def _tokens(law: _Law, text: str) -> float:
-    try:
-        tokens = float(text)
-    except ValueError:
-        tokens = math.nan
+    tokens = number_in(text)
     if not 1 <= tokens <= MAX_TOKENS:
         raise ConfigError(f"--lengths: {text!r} is not a number of tokens from 1 to {MAX_TOKENS:,}")
     if law is not _geometric and not tokens.is_integer():

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from loadgen.model.ranges import number_in
 from router.core.errors import ConfigError
 from router.core.forecast.forecast import Ends, Floats, Ints, Running, Signal, WorkProfile
 from router.core.forecast.look_ahead import SIGNALS
@@ -80,10 +81,7 @@ class Knowledge:
             if text == kind:
                 return cls(kind)
         name, _, value = text.partition(":")
-        try:
-            missed = float(value) if name == "miss" else math.nan
-        except ValueError:
-            missed = math.nan
+        missed = number_in(value) if name == "miss" else math.nan
         if not 0 <= missed <= 1:
             raise ConfigError(
                 f"--lookahead: {text!r} is unknown; write {', '.join(kinds)}, or miss:P with the "

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from loadgen.model.ranges import number_in
 from loadgen.simulator.decode.length_sources import LengthSource, TraceLengths
 from router.core.errors import ConfigError
 
@@ -46,10 +47,7 @@ class Arrivals:
             return cls("full")
         if text == "trace":
             return cls("trace")
-        try:
-            rate_per_s = float(value) if kind == "poisson" else math.nan
-        except ValueError:
-            rate_per_s = math.nan
+        rate_per_s = number_in(value) if kind == "poisson" else math.nan
         least, most = _RATES_PER_S
         if not least <= rate_per_s <= most:
             raise ConfigError(
