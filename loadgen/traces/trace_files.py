@@ -14,8 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from loadgen.traces.gzipped import Bytes, opened
-from loadgen.traces.recordings import is_recording, recorded_requests
+from loadgen.traces.recordings import Bytes, is_recording, opened, recorded_requests
 from router.core.errors import InputError
 
 # Ten times the longest context of any model; a larger number is no length.

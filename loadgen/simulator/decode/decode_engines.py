@@ -150,6 +150,10 @@ class Engines:
         by_worker = contexts.reshape(self._shape).sum(axis=1)
         return tokens.tolist(), self.running.tolist(), prompts.tolist(), by_worker.tolist()
 
+    def admissible_tokens(self, step: int) -> Sequence[int | None]:
+        """KV tokens that each worker can take on; None: its memory is not limited."""
+        return [None] * self._shape[0]
+
     def decoding(self, step: int) -> int:
         """Requests that get a token in this step."""
         if self._profile.prefill_beta == 0:

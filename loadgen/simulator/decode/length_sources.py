@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
 
 import numpy as np
 
@@ -16,24 +15,6 @@ from router.core.errors import ConfigError
 from router.core.forecast.forecast import Ints
 
 Lengths = tuple[Ints, Ints]
-
-
-class LengthSource(Protocol):
-    """Draws the lengths of requests."""
-
-    @property
-    def name(self) -> str:
-        """Text for the command line."""
-        ...
-
-    @property
-    def max_output_tokens(self) -> int | None:
-        """None where lengths are unbounded."""
-        ...
-
-    def draw(self, rng: np.random.Generator, count: int) -> Lengths:
-        """Prompt and output tokens of ``count`` requests, at least 1 each."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,9 +37,11 @@ class TraceLengths:
 
     @property
     def max_output_tokens(self) -> int | None:
+        """None where lengths are unbounded."""
         return self.trace.max_output_tokens
 
     def draw(self, rng: np.random.Generator, count: int) -> Lengths:
+        """Prompt and output tokens of ``count`` requests, at least 1 each."""
         rows = rng.integers(len(self.prompts), size=count)
         return self.prompts[rows], self.outputs[rows]
 
@@ -125,6 +108,9 @@ class LawLengths:
             of_prompts(rng, self.prompt_tokens, count),
             of_outputs(rng, self.output_tokens, count),
         )
+
+
+LengthSource = TraceLengths | LawLengths
 
 
 def _tokens(law: _Law, text: str) -> float:

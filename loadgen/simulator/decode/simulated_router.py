@@ -122,6 +122,7 @@ class SimulatedWorkers:
             "capacity": capacity,
             "waiting": engines.waiting,
             "kv_usage": usage,
+            "admissible_tokens": engines.admissible_tokens(self.step),
             "slots": [config.slots] * config.workers,
             "pending_prompt_tokens": engines.pending_prompts(self.step).tolist(),
         }
