@@ -14,7 +14,7 @@ import uvloop
 
 from engine_patches.admission import ADMISSIONS
 from loadgen.emulator.emulated_fleet import EmulatedFleet
-from loadgen.emulator.emulator_settings import EmulatorSettings, parse_speeds, snapshot_endpoints
+from loadgen.emulator.emulator_settings import EmulatorSettings, snapshot_endpoints
 from loadgen.emulator.listener import EVERY_ADDRESS
 from loadgen.engine.engine_features import EngineFeatures, parse_drafts, parse_window
 from loadgen.engine.prefill_settings import (
@@ -28,6 +28,7 @@ from loadgen.run.admission_options import parse_admission, told_warnings
 from loadgen.run.options import StepTimeFlag, command_of, flag, same_named
 from router.commands.json_output import STDOUT, json_option
 from router.core.errors import InputError
+from router.core.step_time import numbers
 from router.core.wire import is_local
 
 
@@ -159,7 +160,7 @@ class EmulateOptions:
             **same_named(self, EmulatorSettings)
             | {
                 "step_time": step_time,
-                "speeds": parse_speeds(self.speed),
+                "speeds": tuple(numbers("--speed", self.speed)),
                 "snapshots": (),
                 "prefill": parse_prefill(
                     self.prefill_workers,

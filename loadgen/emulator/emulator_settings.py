@@ -18,7 +18,7 @@ from loadgen.engine.stepping import StepGroup, WorkerModel
 from loadgen.model.power_model import PowerModel
 from loadgen.model.ranges import check_ranges
 from router.core.errors import ConfigError
-from router.core.step_time import PAPER_STEP_TIME, StepTime, numbers
+from router.core.step_time import PAPER_STEP_TIME, StepTime
 
 _HIGHEST_PORT = 65535
 _RANGES = {
@@ -191,11 +191,6 @@ class EmulatorSettings:
             raise ConfigError(f"--control-port must be from 0 to 65535, got {self.fault_port}")
         if self.fault_port and self.fault_port in ports:
             raise ConfigError(f"--control-port {self.fault_port} is a worker's port")
-
-
-def parse_speeds(text: str) -> tuple[float, ...]:
-    """Parse relative speeds separated by commas."""
-    return tuple(numbers("--speed", text))
 
 
 def snapshot_endpoints(port: int, workers: int) -> tuple[str, ...]:

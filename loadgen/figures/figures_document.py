@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 
 from loadgen.figures.cases import settings
 from loadgen.figures.claims import Claim
@@ -28,12 +27,10 @@ QUICK_STATEMENT = (
     "below. It shows that everything works; the numbers are no results, and no claim is judged."
 )
 
-NO_ORIGINS: Mapping[str, Document] = MappingProxyType({})
-
 
 def document(
     outcomes: Mapping[str, Outcomes],
-    origins: Mapping[str, Document] = NO_ORIGINS,
+    origins: Mapping[str, Document] | None = None,
     *,
     quick: bool = False,
 ) -> Document:
@@ -50,7 +47,8 @@ def document(
         "versions": {"evenstep": version("evenstep"), "numpy": version("numpy")},
         "defaults": defaults,
         "studies": {
-            name: _study(name, found, origins.get(name), quick) for name, found in outcomes.items()
+            name: _study(name, found, (origins or {}).get(name), quick)
+            for name, found in outcomes.items()
         },
     }
 

@@ -43,16 +43,11 @@ _BOUNDS = (
 )
 
 
-def against(outcomes: Outcomes, load: int, way: str) -> Estimate:
-    """Ratio of jffc's mean response time to another way's, paired by deployment."""
-    ours, other = (outcomes[f"{load} %", each].each(RESPONSE) for each in (JFFC, way))
-    return estimate([a / b for a, b in zip(ours, other, strict=True)])
-
-
-def _beside(outcomes: Outcomes, load: int, bound: str) -> Estimate:
-    sample = outcomes[f"{load} %", JFFC]
-    pairs = zip(sample.each(RESPONSE), sample.each(bound), strict=True)
-    return estimate([simulated / limit for simulated, limit in pairs])
+def beside(outcomes: Outcomes, load: int, way: str, metric: str = RESPONSE) -> Estimate:
+    """Ratio of jffc's mean response time to a metric of a way, paired by deployment."""
+    ours, other = (outcomes[f"{load} %", each] for each in (JFFC, way))
+    pairs = zip(ours.each(RESPONSE), other.each(metric), strict=True)
+    return estimate([a / b for a, b in pairs])
 
 
 class ChainPoliciesStudy(Study):
@@ -83,15 +78,15 @@ class ChainPoliciesStudy(Study):
 
     def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
         for load in LOADS:
-            others = {way: against(outcomes, load, way) for way in _WAYS if way != JFFC}
+            others = {way: beside(outcomes, load, way) for way in _WAYS if way != JFFC}
             best, found = max(others.items(), key=lambda each: each[1].mean)
             text = f"load {load} %: mean response time, jffc / the best of the others"
             yield at_most(text, found.mean, 1.01, f"{best}; ± {found.half_width or 0:.3f}")
-        low = [_beside(outcomes, load, LOWER) for load in LOADS]
+        low = [beside(outcomes, load, JFFC, LOWER) for load in LOADS]
         ends = [found.mean + (found.half_width or 0) for found in low]
         text = "all loads: jffc / its lower bound, least upper end of the intervals"
         yield at_least(text, min(ends), 1)
-        high = [_beside(outcomes, load, UPPER) for load in LOADS]
+        high = [beside(outcomes, load, JFFC, UPPER) for load in LOADS]
         ends = [found.mean - (found.half_width or 0) for found in high]
         text = "all loads: jffc / its upper bound, largest lower end of the intervals"
         yield at_most(text, max(ends), 1)

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from loadgen.emulator.emulate_command import EmulateOptions
-from loadgen.emulator.emulator_settings import EmulatorSettings, parse_speeds, snapshot_endpoints
+from loadgen.emulator.emulator_settings import EmulatorSettings, snapshot_endpoints
 from loadgen.emulator.injected_faults import FAULT_KINDS, Fault
 from loadgen.engine.engine_features import EngineFeatures
 from loadgen.engine.kv_handoff import TransferTime
@@ -14,7 +14,7 @@ from loadgen.engine.prefill_settings import (
     parse_prefill,
 )
 from router.core.errors import ConfigError, InputError
-from router.core.step_time import PAPER_STEP_TIME, StepTime
+from router.core.step_time import PAPER_STEP_TIME, StepTime, numbers
 
 
 def test_ports_follow_the_first() -> None:
@@ -29,7 +29,7 @@ def test_ports_follow_the_first() -> None:
     ("given", "speeds"), [("", [1, 1, 1]), ("2", [2, 2, 2]), ("1,.5,3", [1, 0.5, 3])]
 )
 def test_a_speed_for_each_worker_or_for_all(given: str, speeds: list[float]) -> None:
-    settings = EmulatorSettings(workers=3, speeds=parse_speeds(given) if given else ())
+    settings = EmulatorSettings(workers=3, speeds=tuple(numbers("--speed", given)) if given else ())
     assert [settings.speed(rank) for rank in range(3)] == speeds
 
 
