@@ -40,7 +40,7 @@ class EmulatedWorker:
         self.rank = rank
         self.settings = settings
         self.stream = stream
-        self.engine_id = ""  # id of the engine; new at every start
+        self.engine_id = ""  # new at every start
         self._kept = kept
         self._told_tokens = 0
         port, size = settings.kv_events_port, settings.features.block_tokens

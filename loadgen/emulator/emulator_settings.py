@@ -59,7 +59,6 @@ class EmulatorSettings:
     # Admission policy of every worker; None: the engine's own order.
     admission: AdmissionSettings | None = None
     time_waits: bool = False  # whether workers report how long they waited for the others in a step
-    # What the engines do besides continuous batching.
     features: EngineFeatures = field(default_factory=EngineFeatures)
     # Port of the first worker's KV events; the others follow; None: none.
     kv_events_port: int | None = None

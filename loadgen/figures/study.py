@@ -43,7 +43,7 @@ class Study(ABC):
     """One question to the simulator."""
 
     title: ClassVar[str]
-    conditions: ClassVar[str]  # conditions of the simulation, in a sentence or two
+    conditions: ClassVar[str]  # in a sentence or two
     # Files and folders that decide its figures, beside its own file.
     code: ClassVar[Sequence[str]] = DECODE_FOLDERS
     # Which features its engines have, beside the sizes that its cases name.

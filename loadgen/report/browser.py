@@ -148,14 +148,6 @@ class Page:
             time.sleep(0.1)
         raise BrowserError(f"not so within {timeout_s:g} s: {expression}")
 
-    def press(self, key: str, code: str = "", *, text: str = "", shift: bool = False) -> None:
-        numbers = {"Tab": 9, "Enter": 13, " ": 32, "ArrowLeft": 37, "ArrowRight": 39}
-        common = {"key": key, "code": code or key, "modifiers": 8 * shift}
-        common["windowsVirtualKeyCode"] = numbers.get(key, 0)
-        down = {"text": text} if text else {}
-        self.call("Input.dispatchKeyEvent", type="keyDown", **common, **down)
-        self.call("Input.dispatchKeyEvent", type="keyUp", **common)
-
     def picture(self, path: Path, *, whole: bool = True) -> None:
         """A PNG of the whole page, or of the part in view."""
         answer = self.call("Page.captureScreenshot", captureBeyondViewport=whole)

@@ -17,7 +17,7 @@ from router.admin.admin_port import AddRoutes, create_admin, serving
 from router.admin.login import SESSION_S, Sessions
 from router.admin.status_page import Streams, add_page
 from router.http.listening import listen, url
-from tests.support.chromium import program, tab
+from tests.support.chromium import press, program, tab
 from tests.support.server import Server, free_port, running, wait_until
 
 OPERA, OTHER = "sk-opera-0123456789", "sk-other-0123456789"
@@ -179,6 +179,6 @@ def _log_in(page: Page, key: str) -> None:
     """Type a key, as a user does, and send the form."""
     page.wait_for("document.activeElement?.id === 'key'")
     for letter in key:
-        page.press(letter, text=letter)
-    page.press("Enter", text="\r")
+        press(page, letter, text=letter)
+    press(page, "Enter", text="\r")
     page.wait_for("document.getElementById('key')?.value !== " + repr(key))

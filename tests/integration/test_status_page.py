@@ -13,7 +13,7 @@ import pytest
 
 from loadgen.demo.status_pictures import EMULATED_POWER
 from loadgen.report.browser import Page
-from tests.support.chromium import program, tab
+from tests.support.chromium import press, program, tab
 from tests.support.fleet import Fleet, running_fleet, worker_flags
 from tests.support.replays import replay_command, replaying
 from tests.support.server import Server, free_port, running, running_router, starting, wait_until
@@ -234,7 +234,7 @@ def test_everything_is_reached_by_keyboard_and_seen(page: Page) -> None:
     page.evaluate("document.activeElement.blur()")
     reached: list[str] = []
     while (not reached or reached[-1] != "scroll workers") and len(reached) < 40:
-        page.press("Tab")
+        press(page, "Tab")
         assert (
             page.evaluate(
                 "getComputedStyle(document.activeElement.type === 'radio' ? "
@@ -251,9 +251,9 @@ def test_everything_is_reached_by_keyboard_and_seen(page: Page) -> None:
 
 def test_pausing_by_keyboard(page: Page) -> None:
     page.evaluate("document.getElementById('pause').focus()")
-    page.press(" ", "Space", text=" ")
+    press(page, " ", "Space", text=" ")
     page.wait_for(f"{HEARD} === 'paused'")
-    page.press(" ", "Space", text=" ")
+    press(page, " ", "Space", text=" ")
     page.wait_for(f"{HEARD} === 'live'")
 
 

@@ -24,3 +24,12 @@ def tab() -> Iterator[Page]:
         page.size(1360, 900)
         page.prefer(prefers_color_scheme="light")
         yield page
+
+
+def press(page: Page, key: str, code: str = "", text: str = "") -> None:
+    """Press and release a key."""
+    number = {"Tab": 9, "Enter": 13, " ": 32}.get(key, 0)
+    common = {"key": key, "code": code or key, "windowsVirtualKeyCode": number}
+    down = {"text": text} if text else {}
+    page.call("Input.dispatchKeyEvent", type="keyDown", **common, **down)
+    page.call("Input.dispatchKeyEvent", type="keyUp", **common)

@@ -72,7 +72,6 @@ class AdmissionConfig:
     settings: AdmissionSettings
     scenario: Scenario
     seed: int = 0
-    # The policy's knowledge of output lengths.
     prediction: Prediction = field(default_factory=Prediction)
     eviction: EvictionKind = EvictionKind.KEEP
     order: Order = Order.VLLM

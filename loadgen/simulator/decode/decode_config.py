@@ -72,7 +72,6 @@ class DecodeConfig:
     warmup: int = 500
     seed: int = 0  # seed of lengths, arrivals, random policies and missed ends
     arrivals: Arrivals = field(default_factory=Arrivals)
-    # From the central pool, or on arrival to queues in the engines.
     dispatch: Dispatch = SERVE["dispatch"]
     dispatch_delay: int = 0  # steps from a decision to the engine
     # Requests that may queue in each engine before a slot is free; None: set from the measured slot

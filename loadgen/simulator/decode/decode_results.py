@@ -65,8 +65,7 @@ class DecodeResult:
     waiting_at_end: int  # requests that still waited in the router
     parameters: Report
     prefill: PrefillResult | None = None  # figures of prefill workers, None without any
-    # Records of every step, on request.
-    records: StepRecords | None = field(default=None, compare=False)
+    records: StepRecords | None = field(default=None, compare=False)  # of every step, on request
 
     def report(self) -> Report:
         keys = [each.name for each in fields(self) if each.name not in ("prefill", "records")]
