@@ -139,7 +139,10 @@ def test_first_requests_are_foretold(
 ) -> None:
     """Texts that part inside a chunk of bytes, which one cannot know without a tokenizer."""
     file, folder = tmp_path / "hits", str(engine_installation.trained)
-    flags = ("--worker", trained.worker, "--tokenizer", f"{MODEL}={folder}")
+    flags = (
+        *("--worker", trained.worker, "--tokenizer", f"{MODEL}={folder}"),
+        *("--policy", "barrier_time"),  # it needs no search to be compiled
+    )
     shared, own = chats(1, 7, (400, 400))[0], chats(6, 8, (60, 90))
     found = []
     with running_noting(tmp_path, file, *flags) as router:
