@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Iterable, MutableMapping
 from typing import Any, Protocol
 
@@ -36,10 +34,7 @@ class Limits(Protocol):
 
 
 class Door:
-    """Admits requests with a valid key, within the key's limits.
-
-    ``keys``: None: any client may send requests, and keys are not passed on.
-    """
+    """Admits requests within their key's limits; without ``keys`` all, and no key is passed on."""
 
     def __init__(self, keys: Keys | None, limits: Limits, clock: Clock) -> None:
         self._keys = keys
@@ -51,10 +46,7 @@ class Door:
 
         The scope gets the key's name (``tenant``) and the removed headers (``SHOWN``): another
         process checks them too. The key is for ``leave``; None: the request is not counted.
-
-        Raises:
-            UnknownKeyError: the request has no valid key.
-            KeyLimitError: the key has reached a limit.
+        UnknownKeyError: the request has no valid key; KeyLimitError: it has reached a limit.
         """
         headers = scope["headers"]
         scope["headers"] = [each for each in headers if each[0] not in _SHOWN_IN]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 import os
 import stat
@@ -17,23 +15,14 @@ _OF_OTHERS = stat.S_IRGRP | stat.S_IROTH
 
 
 class KeySource:
-    """The valid keys, as last read.
-
-    Args:
-        file: one key a line, in the format of ``key_ring``.
-        variable: environment variable in the same format; ``;`` also ends a line.
-    """
+    """The valid keys, as last read; in the environment's ``variable`` ``;`` also ends a line."""
 
     def __init__(self, file: str | None, variable: str | None = None) -> None:
         self._variable = variable
         self.ring = self.read(file)
 
     def read(self, file: str | None) -> KeyRing:
-        """Read the keys, perhaps from another file; ``ring`` stays.
-
-        Raises:
-            ConfigError: they cannot be read.
-        """
+        """Read the keys, perhaps from another file; ``ring`` stays."""
         keys: list[Key] = []
         if file is not None:
             keys += parse_keys(_text(file), file)

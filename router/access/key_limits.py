@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -45,7 +43,6 @@ class KeyLimits:
         return self._counts
 
     def name(self, keys: Iterable[str]) -> None:
-        """Reserve entries of their own for the first of these keys."""
         for key in keys:
             self._counts.setdefault(self.label(key), KeyCounts())
 
@@ -54,11 +51,7 @@ class KeyLimits:
         return key if known else OTHERS
 
     def enter(self, key: Key, now_s: float) -> None:
-        """Count a new request; ``leave`` must follow.
-
-        Raises:
-            KeyLimitError: the key has reached a limit.
-        """
+        """Count a new request, or raise KeyLimitError; ``leave`` must follow."""
         counts = self._counts.setdefault(self.label(key.name), KeyCounts())
         under_way = self._under_way.get(key.name, 0)
         if key.concurrency is not None and under_way >= key.concurrency:

@@ -49,7 +49,6 @@ class KeyRing:
         self.by_name: Mapping[str, Key] = {key.name: key for key in keys}
 
     def changes_since(self, before: KeyRing) -> str:
-        """Names of keys added, removed or changed; empty if none."""
         now, old = self.by_name, before.by_name
         changes = {
             "added": now.keys() - old.keys(),
@@ -75,11 +74,7 @@ def digest_of(key: bytes) -> bytes:
 
 
 def parse_keys(text: str, source: str) -> Iterator[Key]:
-    """One key a line; errors name the source, and quote no key.
-
-    Raises:
-        ConfigError: a line is malformed.
-    """
+    """One key a line; a ConfigError names the source, and quotes no key."""
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if words and not words[0].startswith("#"):
@@ -87,11 +82,7 @@ def parse_keys(text: str, source: str) -> Iterator[Key]:
 
 
 def ring(keys: Iterable[Key], source: str) -> KeyRing:
-    """Collect keys.
-
-    Raises:
-        ConfigError: there is no key, or two share a name or a key.
-    """
+    """Collect keys; ConfigError: there is no key, or two share a name or a key."""
     names: dict[str, Key] = {}
     digests: dict[bytes, Key] = {}
     for key in keys:

@@ -31,7 +31,6 @@ _GUARDS = {
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
 }
-_CHANGES_NOTHING = ("GET", "HEAD", "OPTIONS")
 
 
 class LocalOnly:
@@ -47,13 +46,19 @@ class LocalOnly:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif (host := _host(scope)) is None or not is_loopback(host):
-            await send_answer(send, _refusal(host))
+            named = "no single host name" if host is None else f"the host name {host!r}"
+            message = (
+                f"{named} in the request: the admin port answers to localhost and 127.0.0.1 only"
+            )
+            json = (b"content-type", b"application/json")
+            body = error_body(message, "PermissionDeniedError", 403)
+            await send_answer(send, Answer(403, body, (json,)))
         else:
             await self._app(scope, receive, guarded(send))
 
 
 def _host(scope: Scope) -> str | None:
-    """Return the Host header without its port; None unless there is exactly one."""
+    """The Host header without its port; None unless there is exactly one."""
     hosts = [value for name, value in scope["headers"] if name == b"host"]
     if len(hosts) != 1:
         return None
@@ -61,13 +66,6 @@ def _host(scope: Scope) -> str | None:
     if host.startswith("["):
         return host.partition("]")[0] + "]"
     return host.partition(":")[0]
-
-
-def _refusal(host: str | None) -> Answer:
-    named = "no single host name" if host is None else f"the host name {host!r}"
-    message = f"{named} in the request: the admin port answers to localhost and 127.0.0.1 only"
-    json = (b"content-type", b"application/json")
-    return Answer(403, error_body(message, "PermissionDeniedError", 403), (json,))
 
 
 def guarded(send: Send, forms: str = "'none'") -> Send:
@@ -93,7 +91,7 @@ def is_foreign(client: HTTPConnection) -> bool:
 
 def is_foreign_change(client: HTTPConnection) -> bool:
     """Whether a page of another origin requests a change."""
-    return client.scope["method"] not in _CHANGES_NOTHING and is_foreign(client)
+    return client.scope["method"] not in ("GET", "HEAD", "OPTIONS") and is_foreign(client)
 
 
 def own_pages_only(request: Request) -> None:

@@ -30,19 +30,11 @@ _GRACE_S = 2
 
 
 def create_admin(routes: Iterable[AddRoutes], keys: KeySource | None = None) -> ASGIApp:
-    """Build the application of the admin port.
+    """The application of the admin port; without ``keys`` it serves this machine only.
 
-    Args:
-        routes: functions that add routes, as ``functools.partial(add_metrics,
-            render=metrics.render)``.
-        keys: keys to the port; None: it serves this machine only.
+    ``routes`` add routes to it, as ``functools.partial(add_metrics, render=metrics.render)``.
     """
-    app = FastAPI(
-        title="Evenstep admin",
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-    )
+    app = FastAPI(title="Evenstep admin", docs_url=None, redoc_url=None, redirect_slashes=False)
     for add in routes:
         add(app)
     add_error_handlers(app)
@@ -51,30 +43,17 @@ def create_admin(routes: Iterable[AddRoutes], keys: KeySource | None = None) -> 
 
 
 class AdminServer(uvicorn.Server):
-    """Serves until stopped, or until a signal if ``signals`` is set.
+    """Serves until stopped; ``streams`` are closed before it waits for their connections."""
 
-    Args:
-        streams: open answers, closed before the server waits for their connections.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        streams: Streams,
-        *,
-        tls: ssl.SSLContext | None = None,
-        signals: bool = False,
-    ) -> None:
-        limits = HttpLimits()
-        super().__init__(server_config(app, limits, grace_s=_GRACE_S, tls=tls, lifespan="off"))
+    def __init__(self, app: ASGIApp, streams: Streams, tls: ssl.SSLContext | None) -> None:
+        config = server_config(app, HttpLimits(), grace_s=_GRACE_S, tls=tls, lifespan="off")
+        super().__init__(config)
         self._streams = streams
-        self._signals = signals
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Keep the main server's handlers."""
-        with super().capture_signals() if self._signals else contextlib.nullcontext():
-            yield
+        yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._streams.close()
@@ -88,14 +67,11 @@ async def serving(
     listener: socket.socket | None,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[None]:
-    """Serve beside another server, which handles the signals, until the block ends.
-
-    Without a ``listener`` nothing is served.
-    """
+    """Serve a ``listener``, if there is one, in the block; another server handles the signals."""
     if listener is None:
         yield
         return
-    server = AdminServer(app, streams, tls=tls)
+    server = AdminServer(app, streams, tls)
     listener.listen()  # early clients wait in the queue
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:

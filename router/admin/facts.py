@@ -1,7 +1,7 @@
 """Quality of a group's inputs, in words: measured, substituted or missing."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,13 +28,7 @@ Standing = Literal["good", "fallback", "problem", "unknown"]
 
 
 class Fact(msgspec.Struct, frozen=True, gc=False):
-    """One input that a group's decisions and figures rest on.
-
-    Attributes:
-        topic: name of the input.
-        standing: best quality, a substitute in use, an error, or not known.
-        text: state of the input, and how to improve it.
-    """
+    """One input of a group's decisions and figures, its quality, and how to improve it."""
 
     topic: str
     standing: Standing
@@ -43,13 +37,7 @@ class Fact(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Footing:
-    """Facts common to all groups.
-
-    Attributes:
-        policy: name of the policy; None if nothing is routed.
-        lookahead: configured forecast signal.
-        calibrated: whether a worker's power levels are known.
-    """
+    """Facts common to all groups; ``policy`` is None if nothing is routed."""
 
     policy: str | None = None
     lookahead: str = "auto"
@@ -60,7 +48,7 @@ class Footing:
 def facts(
     group: Group, prefills: Group | None, decider: Decider | None, powered: int, footing: Footing
 ) -> list[Fact]:
-    """Return all facts of one group."""
+    """All facts of one group."""
     live = group.live_workers()
     found = [_workers(group, live, routed=decider is not None)]
     if live:
@@ -69,10 +57,18 @@ def facts(
         found += [_waiting(group), _cost(group)]
     found.append(_prefixes(group))
     found.append(_power(len(live), powered, footing))
-    if decider is not None:
-        found += _deciding(decider, footing)
-        if prefills is not None:
-            found.append(_prompts(prefills, decider))
+    if decider is None:
+        return found
+    found.append(_policy(decider))
+    if decider.look_ahead is not None:
+        found.append(_look_ahead(decider.look_ahead, footing))
+    if decider.policy.solves:
+        text = "Not compiled, so it searches less in its time: pip install 'evenstep[fast]'."
+        slower = Fact("Solver", "fallback", text)
+        found.append(Fact("Solver", "good", "Compiled.") if footing.compiled else slower)
+    found.append(_sizes(decider))
+    if prefills is not None:
+        found.append(_prompts(prefills, decider))
     return found
 
 
@@ -189,17 +185,6 @@ def _power(live: int, powered: int, footing: Footing) -> Fact:
     levels = "" if footing.calibrated else " Without --power-levels, what for is not known."
     standing: Standing = "good" if footing.calibrated and not missing else "fallback"
     return Fact("Power", standing, f"Told by {_count(powered)}{missing}.{levels}")
-
-
-def _deciding(decider: Decider, footing: Footing) -> Iterator[Fact]:
-    yield _policy(decider)
-    if decider.look_ahead is not None:
-        yield _look_ahead(decider.look_ahead, footing)
-    if decider.policy.solves:
-        text = "Not compiled, so it searches less in its time: pip install 'evenstep[fast]'."
-        slower = Fact("Solver", "fallback", text)
-        yield Fact("Solver", "good", "Compiled.") if footing.compiled else slower
-    yield _sizes(decider)
 
 
 def _policy(decider: Decider) -> Fact:

@@ -46,7 +46,7 @@ class Sessions:
         return f"{until_s}.{self._signature(until_s, key)}.{key.name}"
 
     def find(self, cookie: str) -> Key | None:
-        """Return the key of a cookie; None if it expired or is not genuine."""
+        """None if the cookie expired or is not genuine."""
         until_s, _, rest = cookie.partition(".")
         signature, _, name = rest.partition(".")
         key = self._keys.ring.by_name.get(name)
@@ -96,7 +96,7 @@ class KeyedOnly:
             await send_answer(send, error_answer(error))
 
     def _known(self, scope: Scope) -> Key | None:
-        """Return the request's key; a cookie counts only without a sign of another origin."""
+        """A cookie counts only without a sign of another origin."""
         shown = shown_key(scope["headers"])
         if shown is not None:
             return self._keys.ring.find(shown)
@@ -127,7 +127,7 @@ class KeyedOnly:
 
 
 async def _read(request: Request) -> bytes | None:
-    """Return the key in a login form; None if there is none or the form is too long."""
+    """The key in a login form; None if there is none or the form is too long."""
     body = b""
     async for chunk in request.stream():
         body += chunk

@@ -14,7 +14,7 @@ from router.config.live import Reload
 from router.core.clock import Clock
 from router.core.errors import ConfigError, EvenstepError, InvalidRequestError
 from router.core.state.cluster import Cluster
-from router.core.state.worker_status import WorkerStatus, status_of
+from router.core.state.worker_status import status_of
 from router.recording.recorder import ROOM_BYTES, Listener, Recorder
 
 # These are changed elsewhere: in files, and at /workers.
@@ -64,14 +64,7 @@ def _shown(reload: Reload) -> dict[str, Any]:
 def add_recording(
     app: FastAPI, recorder: Recorder, streams: Streams, room_bytes: int = ROOM_BYTES
 ) -> None:
-    """Add ``GET /recording``.
-
-    Args:
-        app: application that gets the route.
-        recorder: source of the lines.
-        streams: open answers of the server.
-        room_bytes: bytes that may wait for a slow reader; further lines are dropped and counted.
-    """
+    """Add ``GET /recording``; beyond ``room_bytes`` lines for a slow reader are dropped."""
     tasks: set[asyncio.Task[None]] = set()
 
     @app.get("/recording")
@@ -111,23 +104,15 @@ def add_health(
             "status": "ok" if up else "unavailable",
             "groups": {
                 group.name: [
-                    _described(status_of(worker, now_s), problem(worker.spec.id))
-                    for worker in group.workers.values()
+                    {
+                        "id": status.spec.id,
+                        **status.some("up", "down_reason"),
+                        "snapshots_problem": problem(status.spec.id),
+                        **status.some("step", "load_tokens", "running", "waiting"),
+                    }
+                    for status in (status_of(worker, now_s) for worker in group.workers.values())
                 ]
                 for group in groups
             },
         }
         return JSONResponse(body, status_code=200 if up else 503)
-
-
-def _described(status: WorkerStatus, problem: str | None) -> dict[str, Any]:
-    return {
-        "id": status.spec.id,
-        "up": status.up,
-        "down_reason": status.down_reason,
-        "snapshots_problem": problem,
-        "step": status.step,
-        "load_tokens": status.load_tokens,
-        "running": status.running,
-        "waiting": status.waiting,
-    }

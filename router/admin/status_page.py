@@ -35,7 +35,6 @@ class Ticker:
         self._last = b""
 
     def watch(self) -> Stream:
-        """Add a viewer, starting with the last state."""
         viewer = self._streams.open(_ROOM, self._viewers.discard)
         self._viewers.add(viewer)
         viewer.send(_RECONNECT)
@@ -79,12 +78,7 @@ def add_page(
 
 
 class Stream:
-    """One open answer.
-
-    Args:
-        room: number of chunks that may wait for its reader.
-        closed: called once, at its end.
-    """
+    """One open answer; ``room``: chunks that may wait for its reader; ``closed``: for its end."""
 
     def __init__(self, room: int, closed: Callable[[Stream], None]) -> None:
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(room + 1)
@@ -100,7 +94,7 @@ class Stream:
         return self._chunks.qsize()
 
     def send(self, chunk: bytes) -> None:
-        """Queue a chunk; a full buffer closes the stream after what it holds."""
+        """A full buffer closes the stream after what it holds."""
         if not self.open:
             return
         if self.waiting >= self._room:
@@ -115,7 +109,7 @@ class Stream:
             closed(self)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the queued chunks until the end; a reader that leaves closes the stream."""
+        """A reader that leaves closes the stream."""
         try:
             while (chunk := await self._chunks.get()) is not None:
                 yield chunk
@@ -124,11 +118,7 @@ class Stream:
 
 
 class Streams:
-    """All open answers of a server, closed with it.
-
-    Args:
-        limit: number that may be open; further ones are rejected.
-    """
+    """All open answers of a server, closed with it; beyond ``limit`` further ones are rejected."""
 
     def __init__(self, limit: int = 64) -> None:
         self._limit = limit
@@ -140,15 +130,7 @@ class Streams:
         return len(self._open)
 
     def open(self, room: int, closed: Callable[[Stream], None] = lambda _: None) -> Stream:
-        """Open a stream.
-
-        Args:
-            room: number of chunks that may wait for its reader; one more closes it.
-            closed: called once, at its end, for whatever reason.
-
-        Raises:
-            HTTPException: too many are open, or the server is stopping.
-        """
+        """More than ``room`` chunks close it; HTTPException: too many are open, or none may be."""
         if self._ended:
             raise HTTPException(503, "the server is stopping")
         if len(self._open) >= self._limit:
@@ -169,7 +151,7 @@ class Streams:
 
 
 def streamed(stream: Stream, media_type: str) -> StreamingResponse:
-    """Return the HTTP response for a stream."""
+    """The HTTP response for a stream."""
     return StreamingResponse(
         stream.chunks(), media_type=media_type, headers={"cache-control": "no-store"}
     )

@@ -69,7 +69,7 @@ def add_workers(app: FastAPI, fleet: Fleet) -> None:
 
 
 async def _concerned(fleet: Fleet, worker_ids: Sequence[str], wait_s: float) -> JSONResponse:
-    """Return the state of these workers after a wait: 200 when they are idle, else 202."""
+    """The state of these workers after a wait: 200 when they are idle, else 202."""
     done = await fleet.empty(worker_ids, wait_s)
     fleet.settle()
     left = [member for member in fleet.members if member.spec.id in worker_ids]
@@ -78,7 +78,7 @@ async def _concerned(fleet: Fleet, worker_ids: Sequence[str], wait_s: float) -> 
 
 
 def _do(change: Callable[[], Any]) -> Any:
-    """Apply a change; map its errors to HTTP errors."""
+    """Map a change's errors to HTTP errors."""
     try:
         return change()
     except UnknownWorkerError as error:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 from fastapi import FastAPI
@@ -51,14 +51,10 @@ class Front:
             self._requests.end(scope)
 
 
+@dataclass(slots=True)
 class _Noting:
-    """Sends messages and logs the answer's head."""
-
-    __slots__ = ("_line", "_send")
-
-    def __init__(self, send: Send, line: RequestLine) -> None:
-        self._send = send
-        self._line = line
+    _send: Send
+    _line: RequestLine
 
     def __call__(self, message: Message) -> Awaitable[None]:
         if self._line.status is None:

@@ -118,7 +118,7 @@ def add_description(app: FastAPI) -> None:
 
 
 def describe(app: FastAPI) -> Schema:
-    """Description of all routes."""
+    """All routes."""
     schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
     for route in app.routes:
         # Those that FastAPI does not describe.
@@ -136,7 +136,6 @@ def describe(app: FastAPI) -> Schema:
 
 
 def _operation(path: str) -> Schema:
-    """Description of a request that is passed on to an engine."""
     generates = path in ENDPOINTS
     kinds = ("application/json", "text/event-stream") if generates else ("application/json",)
     wishes = (PRIORITY, REQUEST_TIMEOUT, QUEUE_TIMEOUT) if generates else ()

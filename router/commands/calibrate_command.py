@@ -84,7 +84,7 @@ def _metrics(address: str) -> Sequence[Metric]:
 def _measured(
     families: Iterable[Metric], group: str | None
 ) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """Return the chosen group's seconds and fitted watts, by state."""
+    """The chosen group's seconds and fitted watts, by state."""
     found: defaultdict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for family in families:
         for sample in family.samples:

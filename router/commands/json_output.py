@@ -16,16 +16,12 @@ STDOUT = "-"
 
 
 def json_option(help_text: str) -> Any:
-    """Return the option; it rejects an unwritable file while the command line is parsed."""
+    """The option; it rejects an unwritable file while the command line is parsed."""
     return typer.Option("--json", metavar="FILE", help=help_text, callback=writable)
 
 
 def writable(file: str | None) -> str | None:
-    """Check that a file can be written, without creating or changing it.
-
-    Raises:
-        InputError: it cannot; the message has the reason.
-    """
+    """Check that a file can be written, without changing it; InputError says why it cannot."""
     if file is None or file == STDOUT:
         return file
     path, fault = Path(file), None
@@ -44,11 +40,7 @@ def writable(file: str | None) -> str | None:
 
 
 def write_json(report: Mapping[str, Any], file: str | None) -> None:
-    """Write a report to the option's file, if one was given.
-
-    Raises:
-        InputError: the file cannot be written after all.
-    """
+    """Write a report to the option's file, if one was given; InputError: it cannot be written."""
     if file is None:
         return
     text = json.dumps(report, indent=2, allow_nan=False) + "\n"
@@ -62,5 +54,5 @@ def write_json(report: Mapping[str, Any], file: str | None) -> None:
 
 
 def finite(value: float | None) -> float | None:
-    """Return None for infinite or unknown values, which JSON cannot express."""
+    """None for infinite or unknown values, which JSON cannot express."""
     return value if value is not None and math.isfinite(value) else None

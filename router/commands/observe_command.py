@@ -115,9 +115,15 @@ def _observe(
         uvloop.run(run(observer, admin))
     groups = {name: group_report(group) for name, group in observer.groups.items()}
     report = {"seconds": time.monotonic() - began_s, "requests": observer.requests}
-    last_lines = [
-        f"all      {n}: {_line(g, total(g))}{_cost(g)}" for n, g in observer.groups.items()
-    ]
+    last_lines = []
+    for name, group in observer.groups.items():
+        line = f"all      {name}: {_line(group, total(group))}"
+        if (found := group.fitted) is not None:
+            line += (
+                f"; a step takes {found.formula} of the slowest, which explains "
+                f"{found.explained:.0%} of how it varies"
+            )
+        last_lines.append(line)
     return {**report, "groups": groups}, last_lines
 
 
@@ -125,15 +131,6 @@ def _line(group: Group, measured: Share) -> str:
     if measured.steps or group.live_workers():
         return sentence(measured)
     return "no steps; no snapshots arrive: do the engines run, and is snapshots= theirs?"
-
-
-def _cost(group: Group) -> str:
-    if (found := group.fitted) is None:
-        return ""
-    return (
-        f"; a step takes {found.formula} of the slowest, which explains {found.explained:.0%} of "
-        "how it varies"
-    )
 
 
 def sentence(measured: Share) -> str:

@@ -105,7 +105,7 @@ def _optimum(instance: Instance, start: Ints, time_limit_s: float) -> ExactSolut
 
 
 def _placement(instance: Instance, places: Ints) -> Table:
-    """Return the placement: a row for each worker with free slots."""
+    """A row for each worker with free slots."""
     after = instance.loads_after(places)
     title = (
         f"{len(instance.loads)} workers, {len(instance.candidates)} candidates, "
@@ -123,7 +123,7 @@ def _placement(instance: Instance, places: Ints) -> Table:
 
 
 def _gap(objective: float, best: float) -> float | None:
-    """Return the gap in percent; None if the best value is 0."""
+    """In percent; None if the best value is 0."""
     if objective <= best:
         return 0.0
     return 100 * (objective / best - 1) if best > 0 else None

@@ -28,10 +28,7 @@ URL_VARIABLE, KEY_VARIABLE = "EVENSTEP_ADMIN_URL", "EVENSTEP_ADMIN_KEY"
 Url = Annotated[
     str,
     typer.Option(
-        "--url",
-        metavar="URL",
-        envvar=URL_VARIABLE,
-        help="URL of the router's admin port.",
+        "--url", metavar="URL", envvar=URL_VARIABLE, help="URL of the router's admin port."
     ),
 ]
 KeyFile = Annotated[

@@ -1,5 +1,3 @@
-"""Balancing: the policy, its pool and its look-ahead."""
-
 from typing import Literal
 
 from pydantic import ValidationInfo, field_validator
@@ -134,12 +132,10 @@ class BalancingSettings(SettingGroup):
 
     @property
     def fixed_step_time(self) -> StepTime | None:
-        """None: each group learns its own."""
         return None if self.step_time == "auto" else StepTime.parse(self.step_time)
 
     @property
     def prompt_rule(self) -> int | Targets | None:
-        """Prompt budgets: constant, by targets, or None."""
         if self.prompt_budget == "auto":
             return Targets(self.target_ttft_s, self.target_tpot_s)
         return None if self.prompt_budget is None else int(self.prompt_budget)
@@ -149,11 +145,10 @@ class BalancingSettings(SettingGroup):
     def _readable_budget(cls, value: object) -> object:
         if value is None or value == "auto":
             return value
-        if not (
-            str(value).isascii() and str(value).isdecimal() and 1 <= int(str(value)) <= 1 << 30
-        ):
+        text = str(value)
+        if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 1 << 30):
             raise ValueError(f"prompt_budget takes auto, or tokens above 0, got {value}")
-        return str(value)
+        return text
 
     @field_validator("step_time")
     @classmethod

@@ -1,5 +1,3 @@
-"""Engines: the workers, and how the router watches them."""
-
 from dataclasses import fields
 from typing import Literal
 

@@ -1,5 +1,3 @@
-"""Faults: retries, circuit breakers, ejection and deadlines."""
-
 from router.config.setting import DAY_S, HOUR_S, MOMENT_S, WEEK_S, SettingGroup, setting
 from router.core.queue.retry import Deadlines
 from router.core.state.breaker import DEFAULTS

@@ -26,21 +26,20 @@ ADVANCED = "Advanced"
 
 
 def with_flags(command: Callable[..., None], settings: Iterable[str] = SETTINGS) -> None:
-    """Replace a command's ``**_`` by a flag for each of these settings, the advanced ones last."""
+    """Replace a command's ``**_`` by flags, advanced ones last; old settings' are errors."""
     settings = sorted(settings, key=lambda name: marks_of(SETTINGS[name])["advanced"])
     signature = inspect.signature(command, eval_str=True)
     *own, _ = signature.parameters.values()
-    old = REPLACED if len(settings) == len(SETTINGS) else ()
-    parameters = [*own, *map(_flag, settings), *map(_old_flag, old)]
+    old = [
+        _parameter(name, str, typer.Option(flag_name(name), hidden=True))
+        for name in (REPLACED if len(settings) == len(SETTINGS) else ())
+    ]
+    parameters = [*own, *map(_flag, settings), *old]
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
 
 
 def given_settings(context: typer.Context, config: Path | None) -> ServeSettings:
-    """Return the settings from a command's flags and all other sources.
-
-    Raises:
-        ConfigError: see ``load_settings``.
-    """
+    """The settings from a command's flags and all other sources; raises as ``load_settings``."""
     for name in REPLACED:
         if context.params.get(name) is not None:
             raise ConfigError(replaced(name, flag_name(name)))
@@ -49,7 +48,6 @@ def given_settings(context: typer.Context, config: Path | None) -> ServeSettings
 
 
 def _flag(setting: str) -> inspect.Parameter:
-    """Return a setting's flag; all are text, so that one validator words all errors."""
     field = SETTINGS[setting]
     default = field.default.value if isinstance(field.default, Enum) else field.default
     suffix = "" if default in (None, ()) else f" [default: {default}]"
@@ -62,38 +60,24 @@ def _flag(setting: str) -> inspect.Parameter:
         help=text,
         rich_help_panel=ADVANCED if marks["advanced"] else title_of(group)[0],
     )
-    kind: Any = list[str] if default == () else str
-    return inspect.Parameter(
-        setting,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind | None, option],
-    )
+    # All are text, so that one validator words all errors.
+    return _parameter(setting, list[str] if default == () else str, option)
 
 
-def _old_flag(setting: str) -> inspect.Parameter:
-    """Return a hidden flag whose use is an error that says what has replaced it."""
-    annotation = Annotated[str | None, typer.Option(flag_name(setting), hidden=True)]
+def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
+    annotation = Annotated[kind | None, option]
     return inspect.Parameter(
-        setting, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
     )
 
 
 def read_settings(context: typer.Context, config: Path | None) -> ServeSettings:
-    """Read the settings and check that a router can start with them.
-
-    Raises:
-        ConfigError: they are unusable.
-    """
+    """``given_settings``, which a router can start with."""
     return usable(given_settings(context, config))
 
 
 def usable(settings: ServeSettings) -> ServeSettings:
-    """Return the settings if a router can start with them.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """The settings if a router can start with them; else ConfigError."""
     if not settings.workers:
         raise ConfigError("no workers: give at least one, as in --worker http://127.0.0.1:8001")
     return settings

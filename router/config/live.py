@@ -15,8 +15,6 @@ from router.logs import start_logging
 
 log = logging.getLogger(__name__)
 
-Take = Callable[[ServeSettings], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -24,13 +22,12 @@ class Part:
 
     Attributes:
         take: called with all settings once every part has accepted them.
-        check: called first, and reads the files that it needs; raises an ``EvenstepError`` to
-            reject.
+        check: called first, and reads the files that it needs; an ``EvenstepError`` rejects.
         given: settings marked ``IF_GIVEN`` that were given at the start, for this part.
     """
 
-    take: Take
-    check: Take = lambda _: None
+    take: Callable[[ServeSettings], None]
+    check: Callable[[ServeSettings], object] = lambda _: None
     given: frozenset[str] = frozenset()
 
 
@@ -41,32 +38,19 @@ class Followers(Protocol):
     """Other processes that must apply the same settings."""
 
     async def agree(self, settings: ServeSettings) -> None:
-        """Have all of them check the settings.
-
-        Raises:
-            EvenstepError: one of them rejects the settings.
-        """
-        ...
+        """Have all of them check the settings; EvenstepError: one of them rejects the settings."""
 
     async def follow(self) -> list[str]:
         """Wait until all have applied the settings; return the names of those that have not."""
-        ...
 
 
 class Reload:
     """Reads the settings again and applies them to the parts; called at SIGHUP.
 
     Only settings that differ from the last read are applied; other changes by hand stay.
-
-    Args:
-        settings: settings read at the start.
-        read: reads the settings again; raises ConfigError.
-        parts: parts, in the order in which they apply settings.
-        prepare: called with new settings off the event loop, for slow preparation.
+    ``prepare`` is called with new settings off the event loop, for slow preparation.
 
     Attributes:
-        settings: settings in force.
-        followers: other processes; None: this is the only one.
         names: settings that can change at run time.
     """
 
@@ -82,7 +66,7 @@ class Reload:
         self._read = read
         self._prepare = prepare
         self._one = asyncio.Lock()
-        self.followers: Followers | None = None
+        self.followers: Followers | None = None  # other processes; None: this is the only one
         self._parts = (
             *parts,
             Part(lambda settings: start_logging(settings.log_level, settings.log_format)),
@@ -102,11 +86,7 @@ class Reload:
             systemd.notify("READY=1")
 
     async def change(self, values: Mapping[str, object]) -> None:
-        """Change some settings until they are changed again, here or at their source.
-
-        Raises:
-            EvenstepError: one is invalid or fixed at run time; then nothing changes.
-        """
+        """Until they change again, here or at their source; an EvenstepError changes nothing."""
         async with self._one:
             settings = changed(self.settings, values)
             for name in values:
@@ -129,7 +109,6 @@ class Reload:
         self.settings = settings
 
     async def _follow(self, done: str) -> None:
-        """Log the change once all processes have applied it, or those that have not."""
         late = [] if self.followers is None else await self.followers.follow()
         if late:
             log.error("%s; not yet in %s: no answer from there", done, ", ".join(late))

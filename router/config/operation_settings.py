@@ -99,16 +99,11 @@ class OperationSettings(SettingGroup):
 
     @cached_property
     def certificate(self) -> tuple[bytes, bytes | None] | None:
-        """Certificate and key as PEM, read once so that all uses of these settings agree.
-
-        Raises:
-            ConfigError: the files are unusable.
-        """
+        """Certificate and key as PEM, read once so that all uses of these settings agree."""
         return None if self.tls_cert is None else read(self.tls_cert, self.tls_key)
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """TLS context of the port; None: plain HTTP."""
         return None if self.certificate is None else server_context(*self.certificate)
 
     @field_validator("processes")

@@ -28,11 +28,7 @@ class ServeSettings(
     """All settings of ``evenstep serve``; times in seconds."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        env_ignore_empty=True,
-        extra="forbid",
-        frozen=True,
-        allow_inf_nan=False,
+        env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, allow_inf_nan=False
     )
 
     @property

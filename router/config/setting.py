@@ -1,7 +1,5 @@
 """The declaration of a setting: everything that flags, files, checks and documents need of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, cast
@@ -41,17 +39,14 @@ class Marks(TypedDict):
     """What a declaration says besides type, default, range and help.
 
     Attributes:
-        metavar: placeholder of the value in ``--help``.
-        unit: unit of the value; empty: none.
         live: whether a running router applies a new value. ``IF_GIVEN``: only if the setting was
             given at the start.
-        advanced: whether only few clusters need another value.
     """
 
-    metavar: str
-    unit: str
+    metavar: str  # placeholder of the value in ``--help``
+    unit: str  # unit of the value; empty: none
     live: bool | Literal["if given"]
-    advanced: bool
+    advanced: bool  # whether only few clusters need another value
 
 
 def setting(
@@ -65,17 +60,10 @@ def setting(
     advanced: bool = False,
     **limits: Any,
 ) -> Any:
-    """Declare a setting.
+    """Declare a setting; arguments as in ``Marks``.
 
-    Args:
-        default: its value where no source gives one.
-        help_text: what it does, for ``--help`` and documents.
-        metavar: as in ``Marks``; empty: the unit in capitals, else what the default's type takes.
-        unit: as in ``Marks``.
-        between: the least and the largest value.
-        live: as in ``Marks``.
-        advanced: as in ``Marks``.
-        limits: other limits as ``pydantic.Field`` takes them.
+    Without a metavar it is the unit in capitals, else what the default's type takes. ``between``:
+    the least and the largest value. ``limits``: others as ``pydantic.Field`` takes them.
     """
     metavar = metavar or unit.upper() or _METAVARS.get(type(default), "")
     marks = Marks(metavar=metavar, unit=unit, live=live, advanced=advanced)

@@ -7,9 +7,9 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -44,14 +44,13 @@ class _Environment(EnvSettingsSource):
         return value
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
+class _Source(NamedTuple):
     values: Mapping[str, object]
     name: Callable[[str], str]
 
 
 def flag_name(setting: str) -> str:
-    """Return a setting's flag; a time drops the suffix ``_s``, a rate keeps ``_per_s``."""
+    """A time drops the suffix ``_s``, a rate keeps ``_per_s``."""
     if setting == "workers":
         return "--worker"
     shown = setting if setting.endswith("_per_s") else setting.removesuffix("_s")
@@ -59,11 +58,7 @@ def flag_name(setting: str) -> str:
 
 
 def load_settings(flags: Mapping[str, object], config: Path | None = None) -> ServeSettings:
-    """Merge flags, environment, file and defaults.
-
-    Raises:
-        ConfigError: unknown names or wrong values, in one line that names setting and source.
-    """
+    """Merge flags, environment, file and defaults; a ConfigError names setting and source."""
     in_file: dict[str, object] = {}
     if config is not None:
         in_file = read_toml(config)
@@ -81,11 +76,7 @@ def load_settings(flags: Mapping[str, object], config: Path | None = None) -> Se
 
 
 def changed(settings: ServeSettings, values: Mapping[str, object]) -> ServeSettings:
-    """Return a copy of the settings with some values replaced.
-
-    Raises:
-        ConfigError: a name is unknown, or a value is invalid by itself or with the others.
-    """
+    """A copy with some values replaced; ConfigError: one is invalid by itself or with others."""
     _check_names(values, "the change")
     every = {name: getattr(settings, name) for name in SETTINGS}
     try:
@@ -97,7 +88,7 @@ def changed(settings: ServeSettings, values: Mapping[str, object]) -> ServeSetti
 
 
 def to_toml(settings: ServeSettings) -> str:
-    """Return the settings as a TOML file that loads back to them."""
+    """A TOML file that loads back to the settings."""
     plain = settings.model_dump(mode="json", exclude={"workers"})
     lines = [
         f"# {name} = (unset)" if value is None else f"{name} = {_toml_value(value)}"
@@ -122,22 +113,20 @@ def _explain(error: ErrorDetails, sources: Iterable[_Source]) -> str:
 
 
 def _from_environment() -> dict[str, object]:
-    links = {name for name, value in os.environ.items() if _is_service_link(name, value)}
+    ours = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+    links = {
+        name
+        for name, value in ours.items()
+        if _SERVICE_LINK.search(name) or (name.endswith("_PORT") and _SERVICE_ADDRESS.match(value))
+    }
     known = {PREFIX + setting.upper() for setting in SETTINGS} | _OTHER_VARIABLES
-    for name in os.environ:
-        if (old := name.removeprefix(PREFIX).lower()) in REPLACED and name.startswith(PREFIX):
+    for name in ours:
+        if (old := name.removeprefix(PREFIX).lower()) in REPLACED:
             raise ConfigError(replaced(old, name))
-        if name.startswith(PREFIX) and name not in known | links:
+        if name not in known | links:
             raise ConfigError(unknown("environment variable", name, known))
     values = _Environment(ServeSettings)()
     return {name: v for name, v in values.items() if PREFIX + name.upper() not in links}
-
-
-def _is_service_link(name: str, value: str) -> bool:
-    if not name.startswith(PREFIX):
-        return False
-    address = name.endswith("_PORT") and _SERVICE_ADDRESS.match(value)
-    return bool(address or _SERVICE_LINK.search(name))
 
 
 def _check_names(values: Iterable[str], where: str) -> None:
@@ -150,7 +139,7 @@ def _check_names(values: Iterable[str], where: str) -> None:
 
 
 def replaced(name: str, where: str) -> str:
-    """Return a message about a setting that is no more."""
+    """A message about a setting that is no more."""
     return f"{name} is no setting any more: {REPLACED[name]} (from {where})"
 
 

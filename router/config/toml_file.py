@@ -1,5 +1,3 @@
-"""TOML files, read the same way everywhere."""
-
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -8,11 +6,7 @@ from router.core.errors import ConfigError
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Raises:
-        ConfigError: it cannot be read, or is not TOML.
-    """
+    """Read a TOML file; ConfigError: it cannot be read, or is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

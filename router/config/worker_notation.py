@@ -35,14 +35,7 @@ class _Table(BaseModel):
 
 
 def parse_worker(entry: object) -> WorkerSpec:
-    """Parse one worker.
-
-    Args:
-        entry: a ``URL[,key=value]...`` text, a table with the same keys and ``url``, or a spec.
-
-    Raises:
-        ConfigError: it is invalid; the message names the worker, the key and the remedy.
-    """
+    """Parse a ``URL[,key=value]...`` text, a table, or a spec; a ConfigError says what is wrong."""
     if isinstance(entry, WorkerSpec):
         return entry
     if isinstance(entry, str):
@@ -62,18 +55,14 @@ def parse_worker(entry: object) -> WorkerSpec:
 
 
 def parse_workers(entries: Iterable[object]) -> tuple[WorkerSpec, ...]:
-    """Parse several workers; their ids, engines and snapshot endpoints must differ.
-
-    Raises:
-        ConfigError: one is invalid, or two are the same.
-    """
+    """Parse several workers; ConfigError: one is invalid, or two share an id or endpoint."""
     specs = tuple(parse_worker(entry) for entry in entries)
     check_workers(specs)
     return specs
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Return a message about an unknown name that suggests the nearest known one."""
+    """A message about an unknown name that suggests the nearest known one."""
     choices = {choice.lower(): choice for choice in sorted(known)}
     near = difflib.get_close_matches(name.lower(), choices, n=1, cutoff=0.5)
     hint = f"did you mean {choices[near[0]]}?" if near else f"known: {', '.join(choices.values())}"
@@ -81,7 +70,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def complaint(error: ErrorDetails) -> str:
-    """Return pydantic's message without its subject, to complete a sentence."""
+    """Pydantic's message without its subject, to complete a sentence."""
     return re.sub(r"^(Value error,|Input|String|Field) ", "", error["msg"])
 
 
@@ -114,21 +103,14 @@ def _spec(table: _Table) -> WorkerSpec:
         if table.role != "prefill":
             raise ConfigError("kv_bootstrap is for a worker with role=prefill")
         check_url(table.kv_bootstrap)
-    return WorkerSpec(
-        id=table.id or default_worker_id(table.url, table.rank),
-        url=table.url.rstrip("/"),
-        group=table.group,
-        role=table.role,
-        rank=table.rank,
-        slots=table.slots,
-        snapshots=table.snapshots,
-        kv_events=table.kv_events,
-        kv_replay=table.kv_replay,
-        server_key=None if table.server_key is None else read_public_key(table.server_key),
-        kv_bootstrap=table.kv_bootstrap and table.kv_bootstrap.rstrip("/"),
-        power=table.power,
-        service_rate=table.service_rate,
-    )
+    known = {
+        **dict(table),
+        "id": table.id or default_worker_id(table.url, table.rank),
+        "url": table.url.rstrip("/"),
+        "server_key": None if table.server_key is None else read_public_key(table.server_key),
+        "kv_bootstrap": table.kv_bootstrap and table.kv_bootstrap.rstrip("/"),
+    }
+    return WorkerSpec(**known)
 
 
 def _check_endpoints(table: _Table) -> None:

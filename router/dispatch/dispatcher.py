@@ -9,24 +9,9 @@ from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import replace
 from types import MappingProxyType
 
+from router.core import events as ev
 from router.core.clock import Clock
 from router.core.errors import NoWorkerError, PolicyError
-from router.core.events import (
-    Arrived,
-    Began,
-    Dispatched,
-    EngineFailed,
-    Event,
-    Failed,
-    FeedStale,
-    Fetched,
-    GaugesReceived,
-    Prefilled,
-    Returned,
-    SnapshotReceived,
-    WorkerDown,
-    WorkerUp,
-)
 from router.core.forecast.look_ahead import LookAhead
 from router.core.policies.baselines import PerRequest
 from router.core.policies.policy_protocol import Policy
@@ -50,6 +35,7 @@ from router.dispatch.group_queue import (
     PrefillQueue,
     Shared,
 )
+from router.dispatch.interface import Again, Waiter
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +45,8 @@ _TICK_S = 0.25
 class Dispatcher:
     """Owns cluster, queues and policies, all on one event loop; only they change the cluster.
 
-    Args:
-        make_policy, make_look_ahead: factories, called once per group.
-        fallback: for rounds that the main policy failed.
-
-    Attributes:
-        on_change: called when workers come, go or fail.
+    Policies and look-aheads are made once per group; ``fallback``: for rounds that the policy
+    failed. ``on_change`` is called when workers come, go or fail.
     """
 
     def __init__(
@@ -103,7 +85,6 @@ class Dispatcher:
 
     @property
     def under_way(self) -> tuple[int, int]:
-        """Requests in the pools, and requests that were sent and have not ended."""
         groups = self.cluster.groups.values()
         sent = sum(worker.in_flight for group in groups for worker in group.workers.values())
         return sum(len(decider.pool) for decider in self._deciders.values()), sent
@@ -128,21 +109,18 @@ class Dispatcher:
             queue.decide_by(make_policy, make_look_ahead)
 
     def fix_step_time(self, step_time: StepTime | None) -> None:
-        """None: each group learns its own."""
         if step_time != self.cluster.step_time:
             self.cluster.fix_step_time(step_time)
             for decider in self._deciders.values():
                 decider.follow()
 
     def bound_prompts_by(self, rule: int | Targets | None) -> None:
-        """Prompt budgets of steps: constant, by targets, or None."""
         if rule != self._prompt_rule:
             self._prompt_rule = rule
             for queue in self.queues.values():
                 queue.bound_prompts_by(rule)
 
     def prompt_budget(self, worker_id: str) -> int | None:
-        """Of a worker's coming step."""
         return self._queue_of[worker_id].prompts.of(worker_id)
 
     def read_before_rounds(self, incoming: Incoming) -> None:
@@ -150,15 +128,13 @@ class Dispatcher:
 
     # Calls of the proxy.
 
-    def submit(self, request: Request) -> asyncio.Future[WorkerSpec]:
+    def submit(self, request: Request) -> Waiter:
         queue = self.queues.get(request.group)
         if queue is None:
             raise NoWorkerError(f"group {request.group!r} has been removed")
         return queue.submit(request)
 
-    def give_back(
-        self, request: Request, *failed_by: str
-    ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+    def give_back(self, request: Request, *failed_by: str) -> Again:
         self.queues[request.group].stats.returned += 1
         return self._again(request, request.again(*failed_by))
 
@@ -171,7 +147,7 @@ class Dispatcher:
     ) -> TokenStats:
         queue = self.queues[request.group]
         queue.began(request, now_s)
-        self.cluster.apply(Began(request.id, worker_id, now_s, good))
+        self.cluster.apply(ev.Began(request.id, worker_id, now_s, good))
         return queue.stats.tokens
 
     def end(self, request: Request, outcome: Outcome) -> None:
@@ -184,7 +160,7 @@ class Dispatcher:
 
     # Requests with separate prefill and decode workers.
 
-    def send_past(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]] | None:
+    def send_past(self, request: Request) -> Again | None:
         stage = self.queues.get(request.group)
         if not isinstance(stage, PrefillQueue) or stage.decode.waiters:
             return None
@@ -197,15 +173,13 @@ class Dispatcher:
         stage.decode.budget.earn(self._clock())
         return past, stage.decode.send(past, worker_id)
 
-    def turned_away(
-        self, request: Request, worker_id: str
-    ) -> tuple[Request, asyncio.Future[WorkerSpec]] | None:
+    def turned_away(self, request: Request, worker_id: str) -> Again | None:
         stage = self._stage(request.group)
         return self.give_back(request) if stage.refuse(worker_id) else None
 
     def hand_off(
         self, request: Request, prompt_tokens: int, kept_s: float | None, *, lost: bool = False
-    ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+    ) -> Again:
         stage, now = self._stage(request.group), self._clock()
         stage.observe_service(request.id, now)
         stage.stats.outcomes[Outcome.COMPLETED] += 1
@@ -220,20 +194,18 @@ class Dispatcher:
             computed=not lost,
         )
         kept_until_s = None if kept_s is None else now + kept_s
-        self.cluster.apply(Prefilled(request.id, ready, kept_until_s, now))
+        self.cluster.apply(ev.Prefilled(request.id, ready, kept_until_s, now))
         stage.wake()
         stage.decode.budget.earn(now)
         return ready, stage.decode.wait(ready, now)
 
-    def prefill_again(
-        self, request: Request, *failed_by: str
-    ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+    def prefill_again(self, request: Request, *failed_by: str) -> Again:
         stage = self.queues[request.group].prefills
         assert stage is not None
         stage.stats.repeated_prefills += 1
         return self._again(request, replace(request.again(*failed_by), group=stage.group.name))
 
-    def serve_whole(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+    def serve_whole(self, request: Request) -> Again:
         stage = self._stage(request.group)
         whole = replace(request.again(), group=stage.decode.group.name)
         if self.cluster.phase(request.id) is Phase.ENDED:  # the pool rejected it
@@ -251,35 +223,33 @@ class Dispatcher:
         assert isinstance(queue, PrefillQueue)
         return queue
 
-    def _again(
-        self, request: Request, again: Request
-    ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+    def _again(self, request: Request, again: Request) -> Again:
         queue, now = self.queues[request.group], self._clock()
         queue.sent_s.pop(request.id, None)
-        self.cluster.apply(Returned(request.id, again, now))
+        self.cluster.apply(ev.Returned(request.id, again, now))
         queue.wake()
         return again, self.queues[again.group].wait(again, now)
 
     # Events.
 
-    def apply(self, event: Event) -> None:
-        frees_kv = isinstance(event, Fetched) and self.cluster.keeps(event.request_id)
+    def apply(self, event: ev.Event) -> None:
+        frees_kv = isinstance(event, ev.Fetched) and self.cluster.keeps(event.request_id)
         step_complete = self.cluster.apply(event)
         match event:
-            case SnapshotReceived():
+            case ev.SnapshotReceived():
                 queue = self._queue_of[event.worker_id]
                 if step_complete:
                     queue.step_ended()
                 queue.schedule(hurry=step_complete)
-            case GaugesReceived() | FeedStale() | EngineFailed():
+            case ev.GaugesReceived() | ev.FeedStale() | ev.EngineFailed():
                 self._queue_of[event.worker_id].schedule(hurry=True)
-            case WorkerUp() | WorkerDown():
-                if isinstance(event, WorkerUp):
+            case ev.WorkerUp() | ev.WorkerDown():
+                if isinstance(event, ev.WorkerUp):
                     self.cluster.group_of(event.worker_id).rose(event.worker_id, self._clock())
                 self._note_change(*self.queues.values())
-            case Failed():  # its worker may be ejected
+            case ev.Failed():  # its worker may be ejected
                 self.on_change()
-            case Fetched() if frees_kv:  # a prefill worker has room
+            case ev.Fetched() if frees_kv:  # a prefill worker has room
                 for queue in self.queues.values():
                     queue.schedule(hurry=True)
             case _:
@@ -301,7 +271,10 @@ class Dispatcher:
                     self.on_change()
             except Exception:  # the other groups go on
                 log.exception("group %s: its timeouts could not be checked", queue.group.name)
-        self._dissolve()
+        for name, queue in list(self.queues.items()):
+            if queue.dissolvable and self.cluster.dissolve(name):
+                for gone in self.queues.keys() - self.cluster.groups.keys():
+                    del self.queues[gone], self._deciders[gone]
 
     # Workers that come and go.
 
@@ -331,20 +304,14 @@ class Dispatcher:
         queue = self.queues.get(request.group)
         if queue is None or worker_id not in queue.group.workers:
             return False
-        self.cluster.apply(Arrived(request))
-        self.cluster.apply(Dispatched(request.id, worker_id, self._clock()))
+        self.cluster.apply(ev.Arrived(request))
+        self.cluster.apply(ev.Dispatched(request.id, worker_id, self._clock()))
         return True
 
     def _note_change(self, *queues: GroupQueue) -> None:
         for queue in queues:
             queue.note_change()
         self.on_change()
-
-    def _dissolve(self) -> None:
-        for name, queue in list(self.queues.items()):
-            if queue.dissolvable and self.cluster.dissolve(name):
-                for gone in self.queues.keys() - self.cluster.groups.keys():
-                    del self.queues[gone], self._deciders[gone]
 
     def _open(self, worker_id: str) -> None:
         group = self.cluster.group_of(worker_id)

@@ -25,7 +25,8 @@ from router.core.rounds.decider import Decider
 from router.core.rounds.overcommit import Overcommit
 from router.core.state.cluster import Cluster
 from router.core.state.group_budget import GroupBudget
-from router.core.types import Dispatch, Outcome, Request, WorkerSpec
+from router.core.types import Dispatch, Outcome, Request
+from router.dispatch.interface import Waiter
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +57,9 @@ class Incoming(Protocol):
 
     def read(self) -> None:
         """Apply them; a decision follows."""
-        ...
 
     def hasten(self) -> None:
         """Apply further ones soon; requests wait."""
-        ...
 
 
 class NothingIncoming:
@@ -82,10 +81,10 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiter:
+class Waiting:
     """A waiting request; ``since_s``: its arrival, or its return from another worker."""
 
-    worker: asyncio.Future[WorkerSpec]
+    worker: Waiter
     since_s: float
 
     def refuse(self, error: EvenstepError) -> None:
@@ -97,14 +96,10 @@ class GroupQueue:
     """The queue of a group whose workers answer requests; all runs on one event loop.
 
     Attributes:
-        lacking: what an expired request did not get.
-        prefills: queue of the group's prefill stage.
-        prompts: prompt budgets of the group's workers.
-        sent_s: times of dispatch, until the first byte.
         deserted_s: since when no worker serves the group; None while one does, or is paused.
     """
 
-    lacking: ClassVar[str] = "slot became free"
+    lacking: ClassVar[str] = "slot became free"  # what an expired request did not get
 
     def __init__(self, shared: Shared, decider: Decider) -> None:
         self._shared = shared
@@ -114,13 +109,13 @@ class GroupQueue:
         self.stats = decider.stats
         settings = shared.settings
         self.budget = RetryBudget(settings.retry_budget, settings.retry_min_per_s)
-        self.waiters: dict[str, Waiter] = {}
-        self.prefills: PrefillQueue | None = None
+        self.waiters: dict[str, Waiting] = {}
+        self.prefills: PrefillQueue | None = None  # queue of the group's prefill stage
         self.deserted_s: float | None = shared.clock()
-        self.sent_s: dict[str, float] = {}
+        self.sent_s: dict[str, float] = {}  # times of dispatch, until the first byte
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
         self._hurried = False
-        self.prompts = GroupBudget(decider.group, None)
+        self.prompts = GroupBudget(decider.group, None)  # prompt budgets of the group's workers
 
     # Settings.
 
@@ -145,7 +140,7 @@ class GroupQueue:
 
     # Requests.
 
-    def submit(self, request: Request) -> asyncio.Future[WorkerSpec]:
+    def submit(self, request: Request) -> Waiter:
         """Queue a newcomer; errors as from ``DispatchPort.submit``."""
         if (deserted := self.deserted()) is not None:
             raise self._unserved(deserted)
@@ -157,10 +152,10 @@ class GroupQueue:
         self._shared.cluster.apply(Arrived(request))
         return self.wait(request, request.arrival_s)
 
-    def wait(self, request: Request, since_s: float) -> asyncio.Future[WorkerSpec]:
+    def wait(self, request: Request, since_s: float) -> Waiter:
         self.pool.add(request)
-        worker: asyncio.Future[WorkerSpec] = asyncio.get_running_loop().create_future()
-        self.waiters[request.id] = Waiter(worker, since_s)
+        worker: Waiter = asyncio.get_running_loop().create_future()
+        self.waiters[request.id] = Waiting(worker, since_s)
         self.schedule(hurry=True)
         return worker
 
@@ -209,7 +204,7 @@ class GroupQueue:
         self.end(request, outcome)
         waiter.refuse(error)
 
-    def _take_out(self, request: Request) -> Waiter:
+    def _take_out(self, request: Request) -> Waiting:
         self.pool.remove(request.id)
         return self.waiters.pop(request.id)
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Set
 from typing import Protocol
@@ -8,43 +6,38 @@ from router.core.events import AnswerEvent, Fetched, Progressed, PromptCounted
 from router.core.stats import TokenStats
 from router.core.types import Outcome, Request, WorkerSpec
 
+# Gets the worker of a request that waits.
+Waiter = asyncio.Future[WorkerSpec]
+# A request that waits again, under a new id.
+Again = tuple[Request, Waiter]
+
 
 class DispatchPort(Protocol):
     """The dispatcher, as the proxy sees it."""
 
-    def submit(self, request: Request) -> asyncio.Future[WorkerSpec]:
+    def submit(self, request: Request) -> Waiter:
         """Queue a request; it gets a worker, or a NoWorker-, QueueTimeout- or DisplacedError.
 
         Raises:
             NoWorkerError: the group has had no live worker for a second.
             PoolFullError: its pool is full.
         """
-        ...
 
-    def give_back(
-        self, request: Request, *failed_by: str
-    ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
-        """Queue a request again, before all others, under a new id.
-
-        The group avoids the workers that failed it.
-        """
-        ...
+    def give_back(self, request: Request, *failed_by: str) -> Again:
+        """Queue a request before all others; the group avoids the workers that failed it."""
 
     def may_ask_elsewhere(self, group: str, asked: Set[str]) -> bool:
         """Take a retry from the group's budget; false without one, or another worker."""
-        ...
 
     def began(
         self, request: Request, worker_id: str, now_s: float, *, good: bool = True
     ) -> TokenStats:
         """An answer, or an error, now begins; returns the group's token counters."""
-        ...
 
     def apply(self, event: AnswerEvent | Progressed | PromptCounted) -> None: ...
 
     def end(self, request: Request, outcome: Outcome) -> None:
         """End a request that waits or is at a worker; no-op if it has ended."""
-        ...
 
     def energy_j(self, request: Request) -> float | None: ...
 
@@ -54,41 +47,27 @@ class SplitPort(DispatchPort, Protocol):
 
     def apply(self, event: AnswerEvent | Progressed | PromptCounted | Fetched) -> None: ...
 
-    def send_past(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]] | None:
+    def send_past(self, request: Request) -> Again | None:
         """Let a decode worker compute a newcomer's prompt, if that is sooner; None, without effect.
 
         It leaves at once, under its own id.
         """
-        ...
 
-    def turned_away(
-        self, request: Request, worker_id: str
-    ) -> tuple[Request, asyncio.Future[WorkerSpec]] | None:
+    def turned_away(self, request: Request, worker_id: str) -> Again | None:
         """Ask another prefill worker; None, without effect, if all refuse or no retry is left."""
-        ...
 
     def hand_off(
-        self,
-        request: Request,
-        prompt_tokens: int,
-        kept_s: float | None,
-        *,
-        lost: bool = False,
-    ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+        self, request: Request, prompt_tokens: int, kept_s: float | None, *, lost: bool = False
+    ) -> Again:
         """Ask a decode worker, once the prompt is computed.
 
         ``kept_s``: lease on the KV, if any; ``lost``: no worker can fetch the KV.
         """
-        ...
 
-    def prefill_again(
-        self, request: Request, *failed_by: str
-    ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+    def prefill_again(self, request: Request, *failed_by: str) -> Again:
         """Ask a prefill worker again: the KV is gone."""
-        ...
 
-    def serve_whole(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]]: ...
+    def serve_whole(self, request: Request) -> Again: ...
 
     def keeps(self, request: Request) -> bool:
         """Whether a prefill worker still keeps the KV."""
-        ...

@@ -89,12 +89,7 @@ class Fleet:
         return there + [Member(spec, "joining") for spec in coming]
 
     def add(self, spec: WorkerSpec) -> None:
-        """A worker that is leaving with the same spec stays.
-
-        Raises:
-            BusyError: another worker has its id.
-            ConfigError: it conflicts with the others.
-        """
+        """A worker that is leaving with the same spec stays; BusyError: another one has its id."""
         if self._wanted.get(spec.id, spec) != spec:
             raise BusyError(f"there is a worker {spec.id!r} already; remove it first")
         self._want({**self._wanted, spec.id: spec})
@@ -105,12 +100,7 @@ class Fleet:
         """Remove a worker and its lockstep partners; return their ids.
 
         ``drain``: its requests may finish first. ``force``: unanswered requests restart elsewhere,
-        streams break off.
-
-        Raises:
-            UnknownWorkerError: no worker has this id.
-            BusyError: it has requests, and neither flag is set.
-            ConfigError: other workers need it.
+        streams break off. With neither, BusyError if it has requests.
         """
         going = self._together(worker_id)
         busy = [i for i in going if i in self._there and not self._cluster.worker(i).empty]
@@ -121,11 +111,7 @@ class Fleet:
         return going
 
     def drain(self, worker_id: str, *, draining: bool = True) -> list[str]:
-        """Start or end draining a worker and its lockstep partners; return their ids.
-
-        Raises:
-            UnknownWorkerError: no worker has this id.
-        """
+        """Start or end draining a worker and its lockstep partners; return their ids."""
         concerned = [i for i in self._together(worker_id) if i in self._there]
         for each in concerned:
             if draining:
@@ -176,7 +162,10 @@ class Fleet:
         for spec in list(self._there.values()):
             self._settle(spec, self._wanted.get(spec.id))
         for spec in in_order(self._wanted.values()):
-            if spec.id not in self._there and not self._in_the_way(spec):
+            taken = {other.snapshots for other in self._there.values()} - {None}
+            # A prefill worker waits for its decode group.
+            alone = spec.role == "prefill" and spec.group not in self._cluster.groups
+            if spec.id not in self._there and not alone and spec.snapshots not in taken:
                 self._come(spec)
         # What is wanted, but not there, waits; what is drained, but not empty, is waited for.
         if self._wanted != self._there or not all(self._drained.values()):
@@ -246,12 +235,6 @@ class Fleet:
 
     def _leaving(self, worker_id: str) -> bool:
         return self._wanted.get(worker_id) != self._there[worker_id]
-
-    def _in_the_way(self, spec: WorkerSpec) -> bool:
-        """Another worker has its state stream, or a prefill worker lacks a decode group."""
-        ends = {other.snapshots for other in self._there.values() if other.snapshots is not None}
-        alone = spec.role == "prefill" and spec.group not in self._cluster.groups
-        return alone or spec.snapshots in ends
 
     def _together(self, worker_id: str) -> list[str]:
         if worker_id not in self._there:

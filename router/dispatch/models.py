@@ -23,12 +23,9 @@ _NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 
 
 class Route(NamedTuple):
-    """Where requests for a model go.
+    """Where requests for a model go; ``lacks``: workers of the group that do not serve it.
 
-    Attributes:
-        model: name that engines know, if the request names one.
-        lacks: ids of the group's workers that do not serve it.
-        prefills: group that computes its prompts.
+    ``prefills``: group that computes its prompts.
     """
 
     model: str | None
@@ -39,21 +36,11 @@ class Route(NamedTuple):
 
 
 class CachedModel(NamedTuple):
-    """A model as prefix caches know it.
-
-    Attributes:
-        adapter: its name if it is a LoRA adapter.
-        tokenizer: folder of its tokenizer; empty: the router has none.
-    """
+    """A model as prefix caches know it."""
 
     name: str
-    adapter: str
-    tokenizer: str = ""
-
-
-def no_group(_: str) -> bool:
-    """No group asks for content."""
-    return False
+    adapter: str  # its name if it is a LoRA adapter
+    tokenizer: str = ""  # folder of its tokenizer; empty: the router has none
 
 
 class ModelTable:
@@ -66,7 +53,6 @@ class ModelTable:
 
     Attributes:
         absent: workers of a model's group that lack it, by model.
-        adapters: names of LoRA adapters.
     """
 
     def __init__(
@@ -74,14 +60,14 @@ class ModelTable:
         cluster: Cluster,
         aliases: Mapping[str, str] = _NO_ALIASES,
         limits: RequestLimits = DEFAULT_LIMITS,
-        asks: Callable[[str], bool] = no_group,
+        asks: Callable[[str], bool] = lambda _: False,
         tokenizers: Mapping[str, str] = _NO_ALIASES,
     ) -> None:
         self.limits = limits
         self.tokenizers = tokenizers
         self.asks = asks
         self.absent: Mapping[str, frozenset[str]] = {}
-        self.adapters: frozenset[str] = frozenset()
+        self.adapters: frozenset[str] = frozenset()  # names of LoRA adapters
         self._cluster = cluster
         self._aliases = aliases
         self._said: dict[str, tuple[str, Mapping[str, Card]]] = {}
@@ -90,7 +76,6 @@ class ModelTable:
 
     @property
     def names(self) -> Sequence[str]:
-        """In the order of their first report."""
         self._forget()
         return list(self._group_of)
 
@@ -105,7 +90,6 @@ class ModelTable:
         return [card for card in models if card["id"] not in self._aliases] + aliases
 
     def tokens(self, group: str, text_bytes: int, parts: int = 0) -> int:
-        """Estimated tokens of a text and ``parts`` images or other media."""
         return self._cluster.groups[group].token_rate.tokens(text_bytes, parts)
 
     def prefills(self, group: str, lacks: Set[str]) -> str | None:
@@ -242,12 +226,7 @@ def ranks_of(group: Group) -> dict[str, int]:
 def other_ranks(
     ranks: Mapping[str, int], rank: int, lacks: frozenset[str], askable: Set[str]
 ) -> frozenset[str]:
-    """``lacks`` and the workers of other ranks.
-
-    Raises:
-        InvalidRequestError: no worker has the rank.
-        NoWorkerError: none of it takes requests.
-    """
+    """``lacks`` and the workers of other ranks; NoWorkerError: none of the rank takes requests."""
     if rank not in ranks.values():
         known = ", ".join(map(str, sorted(set(ranks.values()))))
         raise InvalidRequestError(
@@ -263,13 +242,7 @@ def other_ranks(
 def group_of(
     model: str | None, groups: Mapping[str, str], known: Callable[[], Iterable[str]]
 ) -> str:
-    """The group that serves a model; ``known``: names for the error message.
-
-    Raises:
-        InvalidRequestError: no model is named.
-        NoWorkerError: no group serves any.
-        UnknownModelError: no group serves it.
-    """
+    """The group that serves a model; ``known``: names for the error message."""
     if not groups:
         raise NoWorkerError("no worker has answered yet; retry in a moment")
     if model is not None and model in groups:

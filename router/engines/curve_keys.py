@@ -40,22 +40,14 @@ def read_key_pair(file: str) -> KeyPair:
 
 
 def read_public_key(key_or_file: str) -> str:
-    """A public key, from its 40 characters or from a key file.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """A public key, from its 40 characters or from a key file; ConfigError: it is neither."""
     if is_curve_key(key_or_file) and not Path(key_or_file).is_file():
         return key_or_file
     return _load(key_or_file)[0].decode("ascii")
 
 
 def write_key_pair(file: Path) -> str:
-    """Write a file that only its owner can read; return the public key.
-
-    Raises:
-        ConfigError: the file exists or cannot be written.
-    """
+    """Write a file that only its owner can read; the public key, or ConfigError."""
     public, secret = (key.decode("ascii") for key in zmq.curve_keypair())
     text = _FILE.format(kind="a secret key, never to be shared", public=public)
     try:

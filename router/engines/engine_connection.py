@@ -31,9 +31,7 @@ _SOCKET_OPTIONS = (
 
 
 class Connection(asyncio.Protocol):
-    """One connection to an engine; serves one request at a time.
-
-    ``idle`` holds it while it has no request.
+    """One connection to an engine; serves one request at a time; without one it is in ``idle``.
 
     Attributes:
         heard: bytes arrived since the last ``take_heard``.
@@ -262,11 +260,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(piece)
 
     def _acknowledged(self) -> int | None:
-        """Bytes that the engine's machine acknowledged, None if unknown.
-
-        That precedes reading. If none were since the last request, an engine that closes the
-        connection has not read this one.
-        """
+        """Bytes that the engine's machine acknowledged, which precedes reading; None: unknown."""
         assert self._transport is not None
         own = self._transport.get_extra_info("socket")
         try:

@@ -11,7 +11,7 @@ from router.core.errors import UpstreamError
 from router.core.events import GaugesReceived
 from router.core.state.foreign_load import Gauges
 from router.core.types import WorkerSpec
-from router.engines.polling import Watches
+from router.engines.polling import PolledEngine, Watches
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +26,7 @@ _LABEL = re.compile(r'(?:^|,)(engine|block_size|num_gpu_blocks)="(\d+)"')
 
 
 def read_gauges(text: str) -> Mapping[int, Gauges]:
-    """Gauges by engine (data-parallel rank), from vLLM's Prometheus text.
-
-    Engines that do not report their running requests are left out.
-
-    Raises:
-        ValueError: a sample is negative, too large, or no number.
-    """
+    """By data-parallel rank, from vLLM's Prometheus text; ValueError: a sample is no count."""
     values: defaultdict[int, dict[str, float]] = defaultdict(dict)
     for name, labels, value in _SAMPLE.findall(text):
         told = {key: int(number) for key, number in _LABEL.findall(labels)}
@@ -73,9 +67,7 @@ def of_rank(ranks: Mapping[int, Gauges], rank: int | None) -> Gauges | None:
 
 
 @dataclass(slots=True)
-class _Engine:
-    url: str
-    workers: list[WorkerSpec]
+class _Engine(PolledEngine):
     complained: bool = False
 
 
@@ -88,12 +80,7 @@ class GaugeSettings:
 
 
 class GaugeReader:
-    """Polls ``/metrics`` of engines with a worker whose state has no better source.
-
-    Args:
-        wanted: whether a worker's gauges are needed now.
-        settings: the timeout is fixed at the start.
-    """
+    """Polls ``/metrics`` of engines with a worker whose state has no better source (``wanted``)."""
 
     def __init__(
         self,
@@ -109,24 +96,15 @@ class GaugeReader:
         self._wanted = wanted
         self._clock = clock
         self.settings = settings
-        self._watches = Watches(self._watch, "gauges", settings.health_timeout_s)
-        self._engine_of: dict[str, _Engine] = {}
+        self._watches = Watches(_Engine, self._watch, "gauges", settings.health_timeout_s)
         for spec in specs:
             self.join(spec)
 
     def join(self, spec: WorkerSpec) -> None:
-        engine = self._watches.engines.get(spec.url)
-        if engine is None:
-            engine = _Engine(spec.url, [])
-            self._watches.begin(spec.url, engine)
-        engine.workers.append(spec)
-        self._engine_of[spec.id] = engine
+        self._watches.join(spec)
 
     def leave(self, worker_id: str) -> None:
-        engine = self._engine_of.pop(worker_id)
-        engine.workers = [spec for spec in engine.workers if spec.id != worker_id]
-        if not engine.workers:
-            self._watches.end(engine.url)
+        self._watches.leave(worker_id)
 
     async def run(self) -> None:
         await self._watches.run()
@@ -148,14 +126,12 @@ class GaugeReader:
             ranks = read_gauges((await self._watches.ask(engine.url, "/metrics")).decode())
         except (UpstreamError, ValueError) as error:
             reason = str(error)
-        self._note(engine, None if ranks else reason)
+        if not ranks:
+            self.failed_reads += 1
+            if not engine.complained:
+                log.warning("%s/metrics: %s; own counts hold", engine.url, reason)
+        engine.complained = not ranks
         for worker in engine.workers:
             if self._wanted(worker.id):
                 gauges = of_rank(ranks, worker.rank)
                 self._apply(GaugesReceived(worker.id, gauges, self._clock()))
-
-    def _note(self, engine: _Engine, reason: str | None) -> None:
-        self.failed_reads += reason is not None
-        if reason is not None and not engine.complained:
-            log.warning("%s/metrics: %s; own counts hold", engine.url, reason)
-        engine.complained = reason is not None

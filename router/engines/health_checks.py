@@ -11,7 +11,7 @@ import msgspec
 from router.core.errors import DescriptorsError, UnknownPathError, UpstreamError
 from router.core.events import WorkerDown, WorkerUp
 from router.core.types import ASLEEP, PAUSED, Card, WorkerSpec
-from router.engines.polling import Watches
+from router.engines.polling import PolledEngine, Watches
 
 log = logging.getLogger(__name__)
 
@@ -40,32 +40,25 @@ _decode_models = msgspec.json.Decoder(_Models).decode
 
 
 @dataclass(slots=True)
-class _Engine:
+class _Engine(PolledEngine):
     """One URL and its workers, which are up or down together.
 
     Attributes:
-        silence: error in the last list of models.
         unknown: unsupported paths, with the number of checks until the next query.
-        failures: failed checks in a row.
-        backoff_s: wait before the check after the next reported failure.
-        delay_s: wait before the next check.
         hurried: ends a wait: ``delay_s`` is shorter now.
-        known: set from the first check on.
     """
 
-    url: str
-    worker_ids: list[str]
     up: bool = False
     down_reason: str = "not checked yet"
     cards: Mapping[str, Card] | None = None
-    silence: str | None = None
+    silence: str | None = None  # error in the last list of models
     unknown: dict[str, int] = field(default_factory=dict)
     emulated: bool = False
-    failures: int = 0
-    backoff_s: float = FIRST_BACKOFF_S
-    delay_s: float = 0.0
+    failures: int = 0  # failed checks in a row
+    backoff_s: float = FIRST_BACKOFF_S  # wait before the check after the next reported failure
+    delay_s: float = 0.0  # wait before the next check
     hurried: asyncio.Event = field(default_factory=asyncio.Event)
-    known: asyncio.Event = field(default_factory=asyncio.Event)
+    known: asyncio.Event = field(default_factory=asyncio.Event)  # set from the first check on
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +81,6 @@ class HealthMonitor:
         on_models: gets a worker and its models, when they change.
         on_silent: called for each failed check from ``health_failures`` on, after ``WorkerDown``.
         settings: the check's timeout is fixed at the start.
-
-    Attributes:
-        failed_checks: checks without success.
-        errors: unexpected exceptions.
     """
 
     def __init__(
@@ -111,19 +100,13 @@ class HealthMonitor:
         self._on_models = on_models
         self._on_silent = on_silent
         self.settings = settings
-        self._watches = Watches(self._watch, "health", settings.health_timeout_s, key)
-        self._engine_of: dict[str, _Engine] = {}
+        self._watches = Watches(_Engine, self._watch, "health", settings.health_timeout_s, key)
         for spec in specs:
             self.join(spec)
 
     def join(self, spec: WorkerSpec) -> None:
         """The state of a known engine is reported at once."""
-        engine = self._watches.engines.get(spec.url)
-        if engine is None:
-            engine = _Engine(spec.url, [])
-            self._watches.begin(spec.url, engine)
-        engine.worker_ids.append(spec.id)
-        self._engine_of[spec.id] = engine
+        engine = self._watches.join(spec)
         if engine.cards is not None:
             self._on_models(spec.id, engine.cards)
         if engine.up:
@@ -132,13 +115,10 @@ class HealthMonitor:
             self._apply(WorkerDown(spec.id, engine.down_reason))
 
     def leave(self, worker_id: str) -> None:
-        engine = self._engine_of.pop(worker_id)
-        engine.worker_ids.remove(worker_id)
-        if not engine.worker_ids:
-            self._watches.end(engine.url)
+        self._watches.leave(worker_id)
 
     def emulated(self, worker_id: str) -> bool:
-        return self._engine_of[worker_id].emulated
+        return self._watches.of[worker_id].emulated
 
     async def run(self) -> None:
         await self._watches.run()
@@ -153,7 +133,7 @@ class HealthMonitor:
         Attempts under way go on: one failure proves no more. The delay doubles, up to the interval,
         until a regular check succeeds.
         """
-        engine = self._engine_of.get(worker_id)  # None: it has left
+        engine = self._watches.of.get(worker_id)  # None: it has left
         if engine is None or not engine.up:
             return
         self._take_down(engine, reason)
@@ -205,7 +185,11 @@ class HealthMonitor:
         elif engine.up:
             engine.backoff_s = FIRST_BACKOFF_S
         else:
-            self._bring_up(engine)
+            log.info("%s is up", engine.url)
+            for worker in engine.workers:
+                self._apply(WorkerUp(worker.id))
+            engine.up = True
+            engine.known.set()
 
     def _note_failure(self, engine: _Engine, failure: UpstreamError) -> None:
         self.failed_checks += 1
@@ -218,20 +202,13 @@ class HealthMonitor:
         if news:
             self._take_down(engine, reason)
         if enough:
-            for worker_id in engine.worker_ids:
-                self._on_silent(worker_id)
-
-    def _bring_up(self, engine: _Engine) -> None:
-        log.info("%s is up", engine.url)
-        for worker_id in engine.worker_ids:
-            self._apply(WorkerUp(worker_id))
-        engine.up = True
-        engine.known.set()
+            for worker in engine.workers:
+                self._on_silent(worker.id)
 
     def _take_down(self, engine: _Engine, reason: str) -> None:
         log.warning("%s is down: %s", engine.url, reason)
-        for worker_id in engine.worker_ids:
-            self._apply(WorkerDown(worker_id, reason))
+        for worker in engine.workers:
+            self._apply(WorkerDown(worker.id, reason))
         engine.up = False
         engine.unknown.clear()  # a different engine may return
         engine.down_reason = reason
@@ -267,8 +244,8 @@ class HealthMonitor:
             return
         engine.cards = cards
         engine.emulated = any(card.get("owned_by") == _EMULATOR for card in cards.values())
-        for worker_id in engine.worker_ids:
-            self._on_models(worker_id, cards)
+        for worker in engine.workers:
+            self._on_models(worker.id, cards)
 
 
 def _model_cards(body: bytes) -> dict[str, Card] | str:

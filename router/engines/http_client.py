@@ -18,12 +18,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Response:
-    """An engine's answer; iterate for its body, and always close it.
-
-    Attributes:
-        headers: as sent, names in the engine's spelling.
-        framed: whether HTTP marks the body's end; else the connection's end does.
-    """
+    """An answer, always to be closed; ``framed``: HTTP marks its end, not the connection's end."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection: Connection | None = connection
@@ -41,13 +36,7 @@ class Response:
             yield chunk
 
     async def pour(self, sink: Sink) -> None:
-        """Pass the body to a sink as it arrives, one call per read.
-
-        The sink runs in the event loop's callbacks; an exception from it ends the answer.
-
-        Raises:
-            UpstreamError: the answer broke off.
-        """
+        """One call per read, in the loop's callbacks; an exception of the sink ends the answer."""
         if self._connection is not None:
             await self._connection.pour(sink)
             self.close()
@@ -112,10 +101,7 @@ class _Origin:
 
 
 class HttpClient:
-    """Connections to any number of engines.
-
-    ``key``: API key of the engines. ``socket``: one Unix socket for all; None: each has an address.
-    """
+    """Connections to engines, with their API ``key``; ``socket``: one Unix socket for all."""
 
     def __init__(
         self, connect_timeout_s: float = 2.0, key: str | None = None, socket: str | None = None
@@ -128,14 +114,7 @@ class HttpClient:
     async def request(
         self, method: str, url: str, path: str, headers: Headers = (), body: bytes = b""
     ) -> Response:
-        """Send a request and wait for the head of its answer.
-
-        Host and Content-Length are added; ``path`` is below ``url``, with query.
-
-        Raises:
-            UnreachedError: no connection.
-            UpstreamError: no answer.
-        """
+        """Wait for an answer's head; Host and Content-Length are added to the headers."""
         origin = self._origins.get(url)
         if origin is None:
             origin = self._origins[url] = _Origin(url)

@@ -15,8 +15,7 @@ from router.core.errors import ConfigError, SnapshotError
 from router.core.events import CacheTold
 from router.core.prefix.kv_events import KvEventStream, decode_events
 from router.core.types import Snapshot, WorkerSpec
-from router.engines.zmq_reader import Socket, SocketReader
-from router.engines.zmq_streams import MAX_SOCKETS, OPTIONS
+from router.engines.zmq_reader import Socket, SocketReader, new_context, new_socket
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +43,6 @@ class KvEventReader:
     Args:
         known: whether what a worker has told is still believed; else it has been down.
         sockets: reads them; it is started and closed elsewhere.
-
-    Attributes:
-        broken: messages that are no batch of events.
     """
 
     def __init__(
@@ -58,7 +54,7 @@ class KvEventReader:
         sockets: SocketReader,
     ) -> None:
         self.received = 0
-        self.broken = 0
+        self.broken = 0  # messages that are no batch of events
         self._specs = {spec.id: spec for spec in specs}
         self._apply = apply
         self._known = known
@@ -69,8 +65,7 @@ class KvEventReader:
 
     def start(self) -> None:
         """Connect to all; call it on the event loop."""
-        self._context = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+        self._context = new_context()
         for spec in self._specs.values():
             self._open(spec, self._context)
 
@@ -106,9 +101,7 @@ class KvEventReader:
         self._ask(engine)
 
     def _socket(self, context: zmq.Context[Socket], kind: int, endpoint: str) -> Socket:
-        socket = context.socket(kind)
-        for option, value in OPTIONS.items():
-            socket.setsockopt(option, value)
+        socket = new_socket(context, kind, {})
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -164,7 +157,6 @@ class KvEventReader:
                 yield from stream.complete()
 
     def _ask(self, engine: _Engine) -> None:
-        """Ask for what was missed, once."""
         missing = engine.stream.missing
         if missing is None or engine.asked_s is not None or engine.replay is None:
             return

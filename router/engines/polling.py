@@ -1,32 +1,45 @@
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from router.core.errors import AnsweredError, UnknownPathError, UpstreamTimeoutError
+from router.core.types import WorkerSpec
 from router.engines.http_client import HttpClient
 
 _UNKNOWN = (404, 405, 501)
 
-E = TypeVar("E")
+
+@dataclass(slots=True)
+class PolledEngine:
+    """One URL and the workers behind it."""
+
+    url: str
+    workers: list[WorkerSpec] = field(default_factory=list)
+
+
+E = TypeVar("E", bound=PolledEngine)
 
 
 class Watches(Generic[E]):
-    """Polls engines over HTTP, each in its own task until it is removed.
+    """Polls engines over HTTP, each in its own task until its last worker has left.
 
-    ``watch``: endless coroutine for one engine. ``what``: subject, for the tasks' names.
+    ``make``: an engine of a URL. ``watch``: endless coroutine for one. ``what``: subject, for the
+    tasks' names. Engines are known by URL, and by the ids of their workers (``of``).
     """
 
     def __init__(
         self,
+        make: Callable[[str], E],
         watch: Callable[[E], Coroutine[None, None, None]],
         what: str,
         timeout_s: float,
         key: str | None = None,
     ) -> None:
         self.engines: dict[str, E] = {}
+        self.of: dict[str, E] = {}
+        self._make = make
         self._watch = watch
         self._what = what
         self._timeout_s = timeout_s
@@ -47,23 +60,25 @@ class Watches(Generic[E]):
                 start(url, engine)
             await asyncio.Event().wait()
 
-    def begin(self, url: str, engine: E) -> None:
-        self.engines[url] = engine
-        self._start(url, engine)
+    def join(self, spec: WorkerSpec) -> E:
+        engine = self.engines.get(spec.url)
+        if engine is None:
+            engine = self.engines[spec.url] = self._make(spec.url)
+            self._start(spec.url, engine)
+        engine.workers.append(spec)
+        self.of[spec.id] = engine
+        return engine
 
-    def end(self, url: str) -> None:
-        del self.engines[url]
-        task = self._tasks.pop(url, None)
-        if task is not None:
-            task.cancel()
+    def leave(self, worker_id: str) -> None:
+        engine = self.of.pop(worker_id)
+        engine.workers = [spec for spec in engine.workers if spec.id != worker_id]
+        if not engine.workers:
+            del self.engines[engine.url]
+            if (task := self._tasks.pop(engine.url, None)) is not None:
+                task.cancel()
 
     async def ask(self, url: str, path: str) -> bytes:
-        """An engine's answer.
-
-        Raises:
-            UnknownPathError: the path is unsupported.
-            UpstreamError: no answer in time, or no success.
-        """
+        """An engine's answer; UpstreamError: none in time, no success, or an unknown path."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 with contextlib.closing(await self._client.request("GET", url, path)) as answer:

@@ -13,29 +13,20 @@ from router.core.events import PowerTold
 from router.core.types import WorkerSpec
 from router.core.wire import PowerMessage, decode_power
 from router.engines.curve_keys import KeyPair
-from router.engines.zmq_reader import Socket
-from router.engines.zmq_streams import OPTIONS
+from router.engines.zmq_reader import Socket, new_socket
 
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.25
 _BATCH = 256
 _REASONS = 16
-_LARGEST_BYTES = 65_536
-_OPTIONS: Mapping[int, int | bytes] = {
-    **OPTIONS,
-    zmq.MAXMSGSIZE: _LARGEST_BYTES,
-    zmq.SUBSCRIBE: b"",
-}
-
+_OPTIONS: Mapping[int, int | bytes] = {zmq.MAXMSGSIZE: 65_536, zmq.SUBSCRIBE: b""}
 
 # Endpoint, and server key expected there.
 _Place = tuple[str, str | None]
 
 
 class _Agent:
-    """One endpoint and its workers."""
-
     def __init__(self, endpoint: str, socket: Socket, now_s: float) -> None:
         self.endpoint = endpoint
         self.socket = socket
@@ -62,10 +53,6 @@ class PowerAgents:
     """Subscribes to all agents; a failing one costs only the power figures.
 
     Workers without a power endpoint are skipped. ``keys``: for workers with a server key.
-
-    Attributes:
-        broken: messages that are invalid or match several workers.
-        failures: messages on which ``apply`` raised.
     """
 
     def __init__(
@@ -76,8 +63,8 @@ class PowerAgents:
         keys: KeyPair | None = None,
     ) -> None:
         self.received = 0
-        self.broken = 0
-        self.failures = 0
+        self.broken = 0  # messages that are invalid or match several workers
+        self.failures = 0  # messages on which ``apply`` raised
         self._apply = apply
         self._clock = clock
         self._keys = keys
@@ -104,7 +91,9 @@ class PowerAgents:
                     self._follow(spec, self._context)
                 while True:
                     for agent in self._agents.values():
-                        self._read(agent)
+                        with contextlib.suppress(zmq.Again):
+                            for _ in range(_BATCH):
+                                self._take(agent, agent.socket.recv(zmq.NOBLOCK))
                         self._look(agent)
                     await asyncio.sleep(_PAUSE_S)
             finally:
@@ -116,29 +105,16 @@ class PowerAgents:
         place = spec.power, spec.server_key
         agent = self._agents.get(place)
         if agent is None:
-            agent = _Agent(spec.power, self._socket(context, spec.server_key), self._clock())
-            self._agents[place] = agent
+            socket = new_socket(context, zmq.SUB, _OPTIONS, self._keys, spec.server_key)
+            agent = self._agents[place] = _Agent(spec.power, socket, self._clock())
             self._dial(agent)
         agent.specs.append(spec)
-
-    def _socket(self, context: zmq.Context[Socket], key: str | None) -> Socket:
-        socket = context.socket(zmq.SUB)
-        for option, value in _OPTIONS.items():
-            socket.setsockopt(option, value)
-        if key is not None and self._keys is not None:
-            self._keys.secure(socket, key)
-        return socket
 
     def _dial(self, agent: _Agent) -> None:
         try:
             agent.socket.connect(agent.endpoint)
         except zmq.ZMQError as error:
             agent.complain(f"no connection ({error.strerror})")
-
-    def _read(self, agent: _Agent) -> None:
-        with contextlib.suppress(zmq.Again):
-            for _ in range(_BATCH):
-                self._take(agent, agent.socket.recv(zmq.NOBLOCK))
 
     def _take(self, agent: _Agent, message: bytes) -> None:
         try:

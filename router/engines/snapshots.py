@@ -26,15 +26,8 @@ from router.core.types import Snapshot, WorkerSpec
 from router.core.wire import BudgetMessage, decode, encode, epoch_of
 from router.engines.curve_keys import KeyPair
 from router.engines.worker_identity import given_names
-from router.engines.zmq_reader import Socket, SocketReader
-from router.engines.zmq_streams import (
-    FULL_INTERVAL_S,
-    MAX_SOCKETS,
-    OPTIONS,
-    SILENCE_S,
-    Channel,
-    Stream,
-)
+from router.engines.zmq_reader import Socket, SocketReader, new_context, new_socket
+from router.engines.zmq_streams import FULL_INTERVAL_S, SILENCE_S, Channel, Stream
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +59,6 @@ class SnapshotClient:
         up: whether a worker's engine is up; otherwise silence is expected.
         awaited: whether requests wait for snapshots.
         prompt_budget: of a worker's coming step, to tell engines that take it; None: nothing.
-
-    Attributes:
-        broken: invalid messages.
-        refused: messages from another worker's stream.
-        handshakes_failed: on keys.
-        failures: snapshots on which ``apply`` raised.
     """
 
     def __init__(
@@ -88,10 +75,10 @@ class SnapshotClient:
         self.received = 0
         self.received_bytes = 0
         self.broken = 0
-        self.refused = 0
+        self.refused = 0  # messages from another worker's stream
         self.handshakes_failed = 0
         self.full_requests = 0
-        self.failures = 0
+        self.failures = 0  # snapshots on which ``apply`` raised
         self._specs = {spec.id: spec for spec in specs}
         self._keys = keys
         self._apply = apply
@@ -107,15 +94,10 @@ class SnapshotClient:
         self.sockets = SocketReader(clock, awaited)
 
     def start(self) -> None:
-        """Connect to all workers; call it on the event loop.
-
-        Raises:
-            ConfigError: ZMQ rejects an endpoint, or keys are missing.
-        """
+        """Connect to all workers, on the event loop; ConfigError: an endpoint or keys are wrong."""
         for spec in self._specs.values():
             self._check_keys(spec)
-        self._context = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+        self._context = new_context()
         names = given_names(self._specs.values())
         for spec in self._specs.values():
             if spec.snapshots is not None:
@@ -123,11 +105,7 @@ class SnapshotClient:
         self.sockets.start()
 
     def join(self, spec: WorkerSpec) -> None:
-        """Add a worker, unless it raises.
-
-        Raises:
-            ConfigError: keys are missing, or ZMQ rejects the endpoint.
-        """
+        """Add a worker, unless it raises ConfigError as ``start`` does."""
         self._check_keys(spec)
         self._specs[spec.id] = spec
         names = given_names(self._specs.values())
@@ -188,12 +166,7 @@ class SnapshotClient:
 
     def _socket(self, kind: int, spec: WorkerSpec, options: Mapping[int, int | bytes]) -> Socket:
         assert self._context is not None
-        socket = self._context.socket(kind)
-        for option, value in {**OPTIONS, **options}.items():
-            socket.setsockopt(option, value)
-        if spec.server_key is not None and self._keys is not None:
-            self._keys.secure(socket, spec.server_key)
-        return socket
+        return new_socket(self._context, kind, options, self._keys, spec.server_key)
 
     def _close(self, stream: Stream) -> None:
         for socket in (stream.dealer, stream.monitor):
@@ -302,12 +275,6 @@ class SnapshotClient:
             stream.interval_s = FULL_INTERVAL_S
         if (told := stream.count_slots(snapshot.slots)) is not None:
             log.warning("%s: %s", stream.name, told)
-        self._take_in(stream, snapshot, now_s)
-        if snapshot.prompt_budget is not None:
-            self._tell_budget(stream, snapshot)
-        self._ask_if_wanted(stream)
-
-    def _take_in(self, stream: Stream, snapshot: Snapshot, now_s: float) -> None:
         try:
             self._apply(SnapshotReceived(stream.name, snapshot, now_s))
             if snapshot.kind == "full":
@@ -317,6 +284,9 @@ class SnapshotClient:
             stream.fault = f"a snapshot could not be applied: {error!r:.200}"
             if self._is_news(stream.name, stream.fault):
                 log.exception("%s: a snapshot could not be applied", stream.name)
+        if snapshot.prompt_budget is not None:
+            self._tell_budget(stream, snapshot)
+        self._ask_if_wanted(stream)
 
     def _tell_budget(self, stream: Stream, snapshot: Snapshot) -> None:
         tokens = self._prompt_budget(stream.name)
@@ -349,14 +319,13 @@ class SnapshotClient:
         except zmq.Again:
             pass  # the last request is still queued
         self.sockets.read_soon(stream.dealer)
-        stream.asked = asyncio.get_running_loop().call_later(
-            stream.interval_s, self._ask_again, stream
-        )
-        stream.interval_s = min(2 * stream.interval_s, FULL_INTERVAL_MAX_S)
 
-    def _ask_again(self, stream: Stream) -> None:
-        stream.asked = None
-        self._ask_if_wanted(stream)
+        def again() -> None:
+            stream.asked = None
+            self._ask_if_wanted(stream)
+
+        stream.asked = asyncio.get_running_loop().call_later(stream.interval_s, again)
+        stream.interval_s = min(2 * stream.interval_s, FULL_INTERVAL_MAX_S)
 
 
 def _received(socket: Socket, most: int) -> tuple[Sequence[bytes], bool]:

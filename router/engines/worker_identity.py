@@ -10,10 +10,7 @@ _DEFAULT_GROUP = "default"
 
 
 def given_names(specs: Iterable[WorkerSpec]) -> Mapping[str, str | None]:
-    """Expected snapshot names by worker id.
-
-    Ranks behind one URL have one name, if any: their ranks differ.
-    """
+    """Expected snapshot names by worker id; ranks behind one URL have one name, if any."""
     specs = list(specs)
     workers_at = Counter(spec.url for spec in specs)
     return {

@@ -11,9 +11,12 @@ sockets are read until empty, and again after any other call.
 import asyncio
 import math
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import zmq
+
+from router.core.wire import MOST_BYTES
+from router.engines.curve_keys import KeyPair
 
 # Reads per socket before other callbacks run.
 _TURNS = 16
@@ -22,15 +25,48 @@ _PAUSE_S = 0.001
 _LONG_PAUSE_S = 0.32
 _LONGEST_PAUSE_S = 0.05
 
+# Of a context. At most four per worker: two sockets, and two for a monitor.
+_MAX_SOCKETS = 32_768
+LARGEST_BYTES = 4 * MOST_BYTES
+_OPTIONS: Mapping[int, int] = {
+    zmq.LINGER: 0,
+    zmq.IPV6: 1,
+    zmq.RECONNECT_IVL: 100,
+    zmq.RECONNECT_IVL_MAX: 1000,
+    zmq.MAXMSGSIZE: LARGEST_BYTES,
+    # No ZMQ heartbeats: they abort the process if a full queue is read late ("Assertion failed:
+    # _input_stopped"). After a silence the router reconnects.
+}
+
 Socket = zmq.Socket[bytes]
 Reader = Callable[[], bool]
 
 
-class SocketReader:
-    """Calls the readers of sockets that have messages.
+def new_context() -> zmq.Context[Socket]:
+    """For the sockets of all workers."""
+    context: zmq.Context[Socket] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+    return context
 
-    ``awaited``: whether requests wait for messages.
-    """
+
+def new_socket(
+    context: zmq.Context[Socket],
+    kind: int,
+    options: Mapping[int, int | bytes],
+    keys: KeyPair | None = None,
+    server_key: str | None = None,
+) -> Socket:
+    """A socket to engines; with both keys it is encrypted."""
+    socket = context.socket(kind)
+    for option, value in {**_OPTIONS, **options}.items():
+        socket.setsockopt(option, value)
+    if keys is not None and server_key is not None:
+        keys.secure(socket, server_key)
+    return socket
+
+
+class SocketReader:
+    """Calls the readers of sockets that have messages; ``awaited``: whether requests wait."""
 
     def __init__(self, clock: Callable[[], float], awaited: Callable[[], bool]) -> None:
         self._clock = clock

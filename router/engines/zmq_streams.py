@@ -3,15 +3,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import zmq
 
 from router.core.errors import ConfigError
 from router.core.types import Snapshot, WorkerSpec
-from router.core.wire import BUDGET_LEASE_S, MOST_BYTES, BudgetMessage, full_endpoint
+from router.core.wire import BUDGET_LEASE_S, BudgetMessage, full_endpoint
 from router.engines.worker_identity import foreign_stream
-from router.engines.zmq_reader import Socket
+from router.engines.zmq_reader import LARGEST_BYTES, Socket
 
 FULL_INTERVAL_S = 0.2
 SILENCE_S = 5.0
@@ -21,38 +22,21 @@ _RENEWED_S = BUDGET_LEASE_S / 4
 _CHANGED_S, _CHANGED_SHARE = 0.05, 1 / 16
 PATIENCE = 1.5  # allows for an engine's start
 
-MAX_SOCKETS = 32_768
-"""Of a context. At most four per worker: two sockets, and two for a monitor."""
 
-OPTIONS: Mapping[int, int] = {
-    zmq.LINGER: 0,
-    zmq.IPV6: 1,
-    zmq.RECONNECT_IVL: 100,
-    zmq.RECONNECT_IVL_MAX: 1000,
-    zmq.MAXMSGSIZE: 4 * MOST_BYTES,
-    # No ZMQ heartbeats: they abort the process if a full queue is read late ("Assertion failed:
-    # _input_stopped"). After a silence the router reconnects.
-}
-
-
+@dataclass(slots=True, eq=False)
 class Channel:
     """The SUB socket for workers of one key, or for those without.
 
     Attributes:
         gone: epochs of workers that left; their messages may still arrive.
-        introduced_s: when silent workers were last asked to identify.
-        emptied_s: when the socket was last found empty.
     """
 
-    __slots__ = ("by_epoch", "emptied_s", "gone", "introduced_s", "socket", "streams")
-
-    def __init__(self, socket: Socket) -> None:
-        self.socket = socket
-        self.streams: list[Stream] = []
-        self.by_epoch: dict[str, Stream] = {}
-        self.gone: set[str] = set()
-        self.introduced_s = -math.inf
-        self.emptied_s = -math.inf
+    socket: Socket
+    streams: list[Stream] = field(default_factory=list)
+    by_epoch: dict[str, Stream] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    introduced_s: float = -math.inf  # when silent workers were last asked to identify
+    emptied_s: float = -math.inf  # when the socket was last found empty
 
     @property
     def name(self) -> str:
@@ -65,74 +49,32 @@ class Channel:
         return self.by_epoch.get(epoch)
 
 
+@dataclass(slots=True, eq=False)
 class Stream:
-    """One worker's snapshots.
+    """One worker's snapshots."""
 
-    Attributes:
-        dealer: socket for requests of full snapshots.
-        named: the user's name of the worker; None: the stream need not carry it.
-        asked: timer until the next request for a full snapshot.
-        interval_s: its length; doubles without an answer.
-        expected_s: since when messages are due.
-        silence: description of a silence that is too long.
-        looked: timer until the next check for silence.
-        epoch: of the engine seen last.
-        foreign: whether that engine is another worker's.
-        problem: why the stream is ignored.
-        fault: why the last message was ignored; cleared by a full snapshot.
-        slots: as the engine reported, 0 before.
-        told: prompt budget that was sent last.
-    """
+    spec: WorkerSpec
+    named: str | None  # the user's name of the worker; None: the stream need not carry it
+    endpoint: str
+    channel: Channel
+    dealer: Socket  # socket for requests of full snapshots
+    name: str = field(init=False)
+    monitor: Socket | None = None
+    asked: asyncio.TimerHandle | None = None  # timer until the next request for a full snapshot
+    interval_s: float = FULL_INTERVAL_S  # its length; doubles without an answer
+    heard_s: float = -math.inf
+    expected_s: float = math.inf  # since when messages are due
+    silence: str | None = None  # description of a silence that is too long
+    looked: asyncio.TimerHandle | None = None  # timer until the next check for silence
+    epoch: str | None = None  # of the engine seen last
+    foreign: bool = False  # whether that engine is another worker's
+    problem: str | None = None  # why the stream is ignored
+    fault: str | None = None  # why the last message was ignored; cleared by a full snapshot
+    slots: int = 0  # as the engine reported, 0 before
+    told: BudgetMessage | None = None  # prompt budget that was sent last
 
-    __slots__ = (
-        "asked",
-        "channel",
-        "dealer",
-        "endpoint",
-        "epoch",
-        "expected_s",
-        "fault",
-        "foreign",
-        "heard_s",
-        "interval_s",
-        "looked",
-        "monitor",
-        "name",
-        "named",
-        "problem",
-        "silence",
-        "slots",
-        "spec",
-        "told",
-    )
-
-    def __init__(
-        self,
-        spec: WorkerSpec,
-        named: str | None,
-        endpoint: str,
-        channel: Channel,
-        dealer: Socket,
-    ) -> None:
-        self.spec = spec
-        self.name = spec.id
-        self.named = named
-        self.endpoint = endpoint
-        self.channel = channel
-        self.dealer = dealer
-        self.monitor: Socket | None = None
-        self.asked: asyncio.TimerHandle | None = None
-        self.interval_s = FULL_INTERVAL_S
-        self.heard_s = -math.inf
-        self.expected_s = math.inf
-        self.silence: str | None = None
-        self.looked: asyncio.TimerHandle | None = None
-        self.epoch: str | None = None
-        self.foreign = False
-        self.problem: str | None = None
-        self.fault: str | None = None
-        self.slots = 0
-        self.told: BudgetMessage | None = None
+    def __post_init__(self) -> None:
+        self.name = self.spec.id
 
     def silent(self, now_s: float) -> bool:
         """Unread messages count as arrived."""
@@ -153,7 +95,7 @@ class Stream:
             self.silence = (
                 f"nothing received from {self.endpoint} for {silent_s:.0f} s: is the plug-in "
                 "loaded, the port right, does the engine use keys, are its messages below "
-                f"{OPTIONS[zmq.MAXMSGSIZE] >> 20} MiB?"
+                f"{LARGEST_BYTES >> 20} MiB?"
             )
         return before is None and self.silence is not None
 
@@ -166,15 +108,16 @@ class Stream:
 
     def redial(self) -> None:
         """ZMQ stops dialling after a key mismatch, for example."""
-        for socket, endpoint in self._connections():
-            with contextlib.suppress(zmq.ZMQError):  # it has dropped the connection itself
-                socket.disconnect(endpoint)
+        self._hang_up()
         self.dial()
 
-    def close(self) -> None:
+    def _hang_up(self) -> None:
         for socket, endpoint in self._connections():
             with contextlib.suppress(zmq.ZMQError):  # it has dropped the connection itself
                 socket.disconnect(endpoint)
+
+    def close(self) -> None:
+        self._hang_up()
         self.channel.streams.remove(self)
         epochs = [epoch for epoch, owner in self.channel.by_epoch.items() if owner is self]
         for epoch in epochs:
@@ -205,7 +148,6 @@ class Stream:
         )
 
     def owes_budget(self, tokens: int, snapshot: Snapshot) -> bool:
-        """Whether it is time to tell the engine this budget."""
         told = self.told
         if told is None or told.epoch != snapshot.epoch:
             return True
@@ -219,10 +161,7 @@ class Stream:
         return (self.channel.socket, self.endpoint), (self.dealer, full_endpoint(self.endpoint))
 
     def meet(self, snapshot: Snapshot) -> str | None:
-        """Record a new epoch; return why its engine is not the worker's.
-
-        A worker cannot take over another's stream by connecting to the same engine.
-        """
+        """Record a new epoch; return why its engine is not the worker's."""
         problem = foreign_stream(self.spec, self.named, snapshot)
         self.foreign = problem is not None
         owners = self.channel.by_epoch

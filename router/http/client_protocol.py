@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import httptools
@@ -18,16 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from router.file_limit import descriptors_lacking, scarce
-from router.http.head import (
-    bodies_too_large,
-    body_too_large,
-    check_fields,
-    check_line,
-    check_size,
-    head_too_long,
-    too_many_headers,
-    uri_too_long,
-)
+from router.http import head
 from router.http.port import HttpLimits
 from router.http.refusal import HttpCounts, Refused
 
@@ -66,20 +58,15 @@ class HotPath(Protocol):
     ) -> Taken | None: ...
 
 
+@dataclass(slots=True)
 class Deadline:
-    """At most one deadline, moved without a new timer.
+    """At most one deadline; it moves thousands of times before a timer fires, without a new one."""
 
-    It moves thousands of times before a timer fires.
-    """
-
-    __slots__ = ("_at_s", "_expired", "_fires_s", "_loop", "_timer")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, expired: Callable[[], None]) -> None:
-        self._loop = loop
-        self._expired = expired
-        self._at_s: float | None = None
-        self._fires_s = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+    _loop: asyncio.AbstractEventLoop
+    _expired: Callable[[], None]
+    _at_s: float | None = None
+    _fires_s: float = 0.0
+    _timer: asyncio.TimerHandle | None = None
 
     def set(self, delay_s: float | None) -> None:
         """Move it; with None there is none, but the timer stays for the next one."""
@@ -186,7 +173,11 @@ class LimitedProtocol(HttpToolsProtocol):
             self.parser.feed_data(data)
             self._look(len(data))
         except httptools.HttpParserError as error:
-            self._refuse(_reason(error))
+            raised = error.__context__  # an exception from a callback
+            if not (raised is None or isinstance(raised, httptools.HttpParserError | Refused)):
+                raise raised from None
+            invalid = Refused(400, f"the request is not HTTP/1.1: {raised or error}")
+            self._refuse(raised if isinstance(raised, Refused) else invalid)
         except Refused as refused:
             self._refuse(refused)
 
@@ -220,7 +211,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         headers = self.headers
         if len(headers) == self._max_headers:
-            raise too_many_headers(self._limits)
+            raise head.too_many_headers(self._limits)
         headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -243,7 +234,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._body_bytes += len(body)
         self._dry_bytes = 0
         if self._body_bytes > self._limits.max_body_bytes:
-            raise body_too_large(self._limits)
+            raise head.body_too_large(self._limits)
         if self._body_bytes > _AHEAD_BODY_BYTES and self.cycle is not self._running:
             message = f"ahead of another answer a body may have {_AHEAD_BODY_BYTES:,} bytes"
             raise Refused(413, message)
@@ -252,7 +243,7 @@ class LimitedProtocol(HttpToolsProtocol):
             # small ones.
             others = self._counts.body_bytes - self._held[-1]
             if others and others + 2 * self._body_bytes > self._limits.max_bodies_bytes:
-                raise bodies_too_large(self._limits)
+                raise head.bodies_too_large(self._limits)
             self._counts.body_bytes += len(body)
             self._held[-1] += len(body)
         super().on_body(body)
@@ -267,14 +258,14 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _check_head(self) -> None:
         method, version = self.parser.get_method(), self.parser.get_http_version()
-        check_line(method, self.url, version, self._raw, ahead=self._ahead)
+        head.check_line(method, self.url, version, self._raw, ahead=self._ahead)
         if len(self.url) > self._limits.max_uri_bytes:
-            raise uri_too_long(self._limits)
+            raise head.uri_too_long(self._limits)
         if len(self._raw) > self._limits.max_header_bytes:
-            check_size(self.url, self.headers, self._limits)
+            head.check_size(self.url, self.headers, self._limits)
         if self.parser.should_upgrade():
             raise Refused(400, "only HTTP/1.1 is spoken here: send no Upgrade")
-        self.expect_100_continue = check_fields(self.headers, version, self._limits)
+        self.expect_100_continue = head.check_fields(self.headers, version, self._limits)
 
     def _look(self, received: int) -> None:
         entered, self._entered = self._entered, False
@@ -291,15 +282,15 @@ class LimitedProtocol(HttpToolsProtocol):
             # Between chunks; the first read may hold other bytes.
             self._dry_bytes += received
             if self._dry_bytes > limits.max_header_bytes + received:
-                raise head_too_long(limits)
+                raise head.head_too_long(limits)
         else:
             if entered:
                 self._reading.set(limits.header_timeout_s)
                 self._raw = bytearray(self._raw)
             if len(self._raw) - self._first_read > limits.max_header_bytes:
-                raise head_too_long(limits)
+                raise head.head_too_long(limits)
             if not self.headers and len(self.url) > limits.max_uri_bytes:
-                raise uri_too_long(limits)
+                raise head.uri_too_long(limits)
 
     # Answers and ends.
 
@@ -384,13 +375,3 @@ class LimitedProtocol(HttpToolsProtocol):
             yield self._running
         for cycle, _ in self.pipeline:
             yield cycle
-
-
-def _reason(error: httptools.HttpParserError) -> Refused:
-    """Refusal for a parser error; an exception from a callback is its context."""
-    raised = error.__context__
-    if isinstance(raised, Refused):
-        return raised
-    if raised is not None and not isinstance(raised, httptools.HttpParserError):
-        raise raised
-    return Refused(400, f"the request is not HTTP/1.1: {raised or error}")

@@ -26,13 +26,10 @@ _ENCODED_CONTROL = re.compile(rb"%(?:[01][0-9A-Fa-f]|7[Ff])")
 def check_line(
     method: bytes, target: bytes, version: str, raw: bytes | bytearray, *, ahead: bool
 ) -> None:
-    """Refuse a request line that differs from what the parser read.
+    """Refuse a request line that differs from what the parser read: 400, 405 or 505.
 
     The parser tolerates extra spaces, and accepts RTSP. With ``ahead`` earlier requests may
     precede the line.
-
-    Raises:
-        Refused: 400, 405 or 505.
     """
     end = _VERSIONS.get(version)
     if end is None:
@@ -44,11 +41,8 @@ def check_line(
     there = raw.startswith((line, b"\r\n" + line)) or (ahead and line in raw)
     if not there:
         raise Refused(400, "the request line must be METHOD PATH HTTP/1.1, with single spaces")
-    if not _PLAIN.fullmatch(target):
-        _check_target(target)
-
-
-def _check_target(target: bytes) -> None:
+    if _PLAIN.fullmatch(target):
+        return
     if not target.startswith(b"/") or target.startswith(b"//") or b"#" in target:
         raise Refused(400, "the request target must be a path with one / first, without a host")
     if _ENCODED_CONTROL.search(target):
@@ -56,12 +50,9 @@ def _check_target(target: bytes) -> None:
 
 
 def check_fields(headers: Sequence[Header], version: str, limits: HttpLimits) -> bool:
-    """Refuse ambiguous framing or Host headers; names are in lower case.
+    """Refuse ambiguous framing or Host headers: 400, 413, 417 or 501; names are in lower case.
 
     True if the client waits for 100 Continue.
-
-    Raises:
-        Refused: 400, 413, 417 or 501.
     """
     hosts, waits = 0, False
     for name, value in headers:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import errno
 import socket
@@ -17,13 +15,10 @@ from router.http.refusal import HttpCounts
 
 
 def listen(host: str, port: int, flag: str, *, shared: bool = False) -> socket.socket:
-    """A socket bound to an address; ``port`` 0: any free one.
+    """A socket bound to an address, else ConfigError; ``port`` 0: any free one.
 
     ``flag`` is the option for the port, named in errors; the host's has the same form.
     ``shared``: this user's other sockets may share the address and its connections.
-
-    Raises:
-        ConfigError: the address is unavailable.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -42,11 +37,7 @@ def listen(host: str, port: int, flag: str, *, shared: bool = False) -> socket.s
 
 
 def listen_together(host: str, port: int, flag: str, count: int) -> list[socket.socket]:
-    """Sockets on one address; the kernel spreads connections over them.
-
-    Raises:
-        ConfigError: the address is unavailable, or already shared by others.
-    """
+    """Sockets on one address that nobody else shares; the kernel spreads connections."""
     with listen(host, port, flag) as alone:
         port = alone.getsockname()[1]
     return [listen(host, port, flag, shared=True) for _ in range(count)]
@@ -70,11 +61,7 @@ def server_config(
     lifespan: Literal["auto", "off"] = "auto",
     path: str | None = None,
 ) -> uvicorn.Config:
-    """The configuration of uvicorn.
-
-    ``grace_s``: time for open answers at shutdown; None: the caller's server handles it.
-    ``path``: Unix socket; None: the server is given sockets.
-    """
+    """``grace_s``: for open answers at the end; ``path``: Unix socket, else it is given sockets."""
     # uvicorn only calls it, with keyword arguments.
     protocol = partial(LimitedProtocol, limits, counts or HttpCounts(), hot)
     config = uvicorn.Config(

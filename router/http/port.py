@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
@@ -9,20 +7,7 @@ from router.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Limits of one port, with the status of a refusal.
-
-    Attributes:
-        max_connections: at a time; 503.
-        max_uri_bytes: path and query; 414.
-        max_header_bytes: request line and fields; 431.
-        max_headers: 431.
-        max_body_bytes: announced or chunked; 413.
-        max_bodies_bytes: all bodies held at a time; 503.
-        header_timeout_s: to the head's end, from its first byte or the connection's start; 408.
-        body_timeout_s: from there to the body's end; 408.
-        keep_alive_timeout_s: between an answer and the next request.
-        write_timeout_s: for a slow client to resume reading.
-    """
+    """Limits of one port, as ``router.config`` declares them."""
 
     max_connections: int = 16_384
     max_uri_bytes: int = 8_192
@@ -56,10 +41,7 @@ class EndingSettings:
 
 @dataclass(slots=True)
 class Lifecycle:
-    """Stage of the shutdown.
-
-    ``draining``: balancers are warned off, requests still served. ``closed``: new ones are refused.
-    """
+    """``draining``: balancers are warned off, requests still served; ``closed``: none is taken."""
 
     settings: EndingSettings
     draining: bool = False

@@ -51,10 +51,7 @@ def error_body(message: str, kind: str, code: int, param: str | None = None) -> 
 
 @dataclass(slots=True)
 class HttpCounts:
-    """Counts of one port.
-
-    ``body_bytes``: of unanswered requests. ``refused``: requests and connections, by status.
-    """
+    """Counts of one port; ``body_bytes``: of unanswered requests; ``refused``: by status."""
 
     connections: int = 0
     body_bytes: int = 0

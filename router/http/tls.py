@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import os
 import ssl
@@ -10,11 +8,7 @@ from router.core.errors import ConfigError
 
 
 def read(cert: str, key: str | None) -> tuple[bytes, bytes | None]:
-    """Read and check PEM files; without ``key``, ``cert`` holds both.
-
-    Raises:
-        ConfigError: a file is unreadable or no PEM, or the key does not match.
-    """
+    """Read PEM files; without ``key``, ``cert`` holds both; ConfigError: they are unusable."""
     try:
         pair = Path(cert).read_bytes(), None if key is None else Path(key).read_bytes()
     except OSError as error:
@@ -26,11 +20,7 @@ def read(cert: str, key: str | None) -> tuple[bytes, bytes | None]:
 
 
 def server_context(cert: bytes, key: bytes | None) -> ssl.SSLContext:
-    """TLS 1.2 and later, with the defaults of Python's ``ssl``.
-
-    Raises:
-        ConfigError: the certificate is unusable.
-    """
+    """TLS 1.2 and later, with the defaults of Python's ``ssl``; raises as ``load``."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["http/1.1"])
     load(context, cert, key)
@@ -38,11 +28,7 @@ def server_context(cert: bytes, key: bytes | None) -> ssl.SSLContext:
 
 
 def load(context: ssl.SSLContext, cert: bytes, key: bytes | None) -> None:
-    """Replace the certificate, from the next connection on.
-
-    Raises:
-        ConfigError: the new one is unusable; the old one stays.
-    """
+    """Replace the certificate for new connections; ConfigError: it is unusable, nothing changes."""
     # A mismatched pair would remove the one in use, so try it elsewhere first.
     if why := refusal((cert, key)):
         raise ConfigError(f"the certificate cannot be used: {why}")
@@ -54,7 +40,9 @@ def refusal(pair: tuple[bytes, bytes | None]) -> str:
     try:
         _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *pair)
     except ssl.SSLError as error:
-        return _why(error)
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return "the key is not the certificate's"
+        return "they should be PEM: the certificate, and its key without a password"
     except OSError as error:
         return str(error)
     return ""
@@ -62,7 +50,8 @@ def refusal(pair: tuple[bytes, bytes | None]) -> str:
 
 def _load(context: ssl.SSLContext, cert: bytes, key: bytes | None) -> None:
     with _in_memory(cert) as cert_file, _in_memory(key) as key_file:
-        context.load_cert_chain(cert_file or "", key_file, password=_no_password)
+        # Else a password would be asked for on the terminal.
+        context.load_cert_chain(cert_file or "", key_file, password=lambda: "")
 
 
 @contextlib.contextmanager
@@ -75,14 +64,3 @@ def _in_memory(pem: bytes | None) -> Iterator[str | None]:
         file.write(pem)
         file.flush()
         yield f"/proc/self/fd/{file.fileno()}"
-
-
-def _why(error: ssl.SSLError) -> str:
-    if error.reason == "KEY_VALUES_MISMATCH":
-        return "the key is not the certificate's"
-    return "they should be PEM: the certificate, and its key without a password"
-
-
-# Replaces a prompt on the terminal.
-def _no_password() -> str:
-    return ""

@@ -17,32 +17,12 @@ from uvicorn.server import ServerState
 OLDEST = (0, 53)
 
 PROTOCOL = (
-    "connections",
-    "cycle",
-    "expect_100_continue",
-    "flow",
-    "headers",
-    "loop",
-    "parser",
-    "pipeline",
-    "server_state",
-    "tasks",
-    "transport",
-    "url",
+    *("connections", "cycle", "expect_100_continue", "flow", "headers", "loop", "parser"),
+    *("pipeline", "server_state", "tasks", "transport", "url"),
 )
 CYCLE = (
-    "body",
-    "default_headers",
-    "disconnected",
-    "flow",
-    "keep_alive",
-    "message_event",
-    "more_body",
-    "on_response",
-    "response_complete",
-    "response_started",
-    "scope",
-    "transport",
+    *("body", "default_headers", "disconnected", "flow", "keep_alive", "message_event"),
+    *("more_body", "on_response", "response_complete", "response_started", "scope", "transport"),
     "waiting_for_100_continue",
 )
 FLOW = ("write_paused",)
@@ -73,8 +53,10 @@ def missing(
     version: str = uvicorn.__version__,
 ) -> list[str]:
     """What this uvicorn lacks or has changed; empty if it can be used."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    old = found is None or (int(found[1]), int(found[2])) < OLDEST
     return [
-        *_too_old(version),
+        *([f"version {'.'.join(map(str, OLDEST))} or later"] if old else []),
         *_absent(protocol, PROTOCOL),
         *_absent(cycle, CYCLE),
         *_absent(FlowControl, FLOW),
@@ -93,12 +75,6 @@ def attributes(kind: type) -> Set[str]:
         for step in dis.get_instructions(method)
     ]
     return {*vars(kind), *(step.argval for step in steps if step.opname == "STORE_ATTR")}
-
-
-def _too_old(version: str) -> Iterator[str]:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None or (int(found[1]), int(found[2])) < OLDEST:
-        yield f"version {'.'.join(map(str, OLDEST))} or later"
 
 
 def _absent(kind: type, names: Iterable[str]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import accumulate, chain
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -19,43 +19,13 @@ from prometheus_client.utils import floatToGoString
 
 from router.access.key_limits import KeyLimits
 from router.core.clock import Clock
-from router.core.process_counts import ProcessCounts
 from router.core.rounds.decider import Decider
 from router.core.state.cluster import Cluster
 from router.core.state.worker_status import status_of
-from router.engines.gauges import GaugeReader
-from router.engines.health_checks import HealthMonitor
-from router.engines.kv_event_reader import KvEventReader
-from router.engines.power_agents import PowerAgents
-from router.engines.snapshots import SnapshotClient
-from router.http.refusal import HttpCounts
-from router.metrics.groups import (
-    DECIDER_ROWS,
-    GROUP_ROWS,
-    HISTOGRAMS,
-    LOOK_AHEAD_ROWS,
-    PREFILL_ROWS,
-    STEP_ROWS,
-)
-from router.metrics.other import (
-    ACCESS_ROWS,
-    BUILD_ROWS,
-    HTTP_ROWS,
-    KEY_ROWS,
-    PROCESS_ROWS,
-    key_readings,
-)
+from router.metrics import groups
+from router.metrics.other import ACCESS_ROWS, BUILD_ROWS, KEY_ROWS, key_readings
 from router.metrics.rows import Row
-from router.metrics.workers import (
-    AGENT_ROWS,
-    GAUGE_ROWS,
-    HEALTH_ROWS,
-    HELD_ROWS,
-    KV_EVENT_ROWS,
-    LIVE_WORKER_ROWS,
-    SNAPSHOT_ROWS,
-    WORKER_ROWS,
-)
+from router.metrics.workers import HELD_ROWS, LIVE_WORKER_ROWS, WORKER_ROWS
 
 # Cached, because the lookup reads files.
 _VERSION = version("evenstep")
@@ -68,8 +38,6 @@ _number: Callable[[float], str] = floatToGoString
 
 
 class _Alone(CollectorRegistry):
-    """A registry of a single metric."""
-
     def __init__(self, family: Metric) -> None:
         super().__init__()
         self._family = family
@@ -81,40 +49,25 @@ class _Alone(CollectorRegistry):
 class Metrics:
     """Renders the workers' states and the router's counters.
 
-    All sources from ``deciders`` on are absent in ``evenstep observe``.
-
     Args:
+        counters: tables without labels, each with what it is read from.
         deciders: deciders by group, with their counters; empty if nothing is routed.
         limits: counts by API key.
-        http: counts of the clients' connections.
     """
 
     def __init__(
         self,
         cluster: Cluster,
         clock: Clock,
-        *,
-        snapshots: SnapshotClient,
-        agents: PowerAgents,
+        counters: Sequence[tuple[Sequence[Row[Any]], object]],
         deciders: Mapping[str, Decider] = MappingProxyType({}),
-        health: HealthMonitor | None = None,
-        gauges: GaugeReader | None = None,
-        kv_events: KvEventReader | None = None,
         limits: KeyLimits | None = None,
-        http: HttpCounts | None = None,
-        processes: ProcessCounts | None = None,
     ) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._snapshots = snapshots
-        self._agents = agents
+        self._counters = counters
         self._deciders = deciders
-        self._health = health
-        self._gauges = gauges
-        self._kv_events = kv_events
         self._limits = limits
-        self._http = http
-        self._processes = processes
         self._process = ProcessCollector(registry=CollectorRegistry())
 
     async def render(self) -> bytes:
@@ -136,36 +89,23 @@ class Metrics:
         return b"".join(parts)
 
     def _collect(self) -> Iterator[Metric]:
-        """Yield all metrics; each is read only when it is asked for."""
-        yield from _families(BUILD_ROWS, (), [((), _VERSION)])
-        yield from _families(SNAPSHOT_ROWS, (), [((), self._snapshots)])
-        yield from _families(AGENT_ROWS, (), [((), self._agents)])
-        if self._health is not None:
-            yield from _families(HEALTH_ROWS, (), [((), self._health)])
-        if self._gauges is not None:
-            yield from _families(GAUGE_ROWS, (), [((), self._gauges)])
-        if self._kv_events is not None:
-            yield from _families(KV_EVENT_ROWS, (), [((), self._kv_events)])
+        for rows, subject in ((BUILD_ROWS, _VERSION), *self._counters):
+            yield from _families(rows, (), [((), subject)])
         if self._deciders:
             yield from self._routed()
         if self._limits is not None:
             keys = list(key_readings(self._limits, self._deciders))
             yield from _families(ACCESS_ROWS, (), [((), self._limits)])
             yield from _families(KEY_ROWS, ("key",), keys)
-        if self._http is not None:
-            yield from _families(HTTP_ROWS, (), [((), self._http)])
-        if self._processes is not None:
-            yield from _families(PROCESS_ROWS, (), [((), self._processes)])
         yield from self._observed()
 
     def _routed(self) -> Iterator[Metric]:
-        """Yield the metrics of requests, by group."""
         deciders = [((name,), decider) for name, decider in self._deciders.items()]
         prefills = [each for each in deciders if each[1].group.serves is not None]
         aheads = [(i, each.look_ahead) for i, each in deciders if each.look_ahead is not None]
-        yield from _families(DECIDER_ROWS, ("group",), deciders)
-        yield from _families(PREFILL_ROWS, ("group",), prefills)
-        for row in HISTOGRAMS:
+        yield from _families(groups.DECIDER_ROWS, ("group",), deciders)
+        yield from _families(groups.PREFILL_ROWS, ("group",), prefills)
+        for row in groups.HISTOGRAMS:
             family = HistogramMetricFamily(row.name, row.help, labels=("group",))
             for labels, decider in deciders:
                 histogram = row.read(decider.stats)
@@ -173,27 +113,26 @@ class Metrics:
                 buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
                 family.add_metric(labels, buckets, histogram.total)
             yield family
-        yield from _families(LOOK_AHEAD_ROWS, ("group",), aheads)
+        yield from _families(groups.LOOK_AHEAD_ROWS, ("group",), aheads)
 
     def _observed(self) -> Iterator[Metric]:
-        """Yield the metrics of groups and workers, as their engines report them."""
-        groups, now_s = self._cluster.groups, self._clock()
-        named = [((name,), group) for name, group in groups.items()]
+        known, now_s = self._cluster.groups, self._clock()
+        named = [((name,), group) for name, group in known.items()]
         totals = [
             ((name, state.value), each)
-            for name, group in groups.items()
+            for name, group in known.items()
             for state, each in group.totals.items()
         ]
         workers = [
             ((name, spec.id, "" if spec.rank is None else str(spec.rank)), status_of(each, now_s))
-            for name, group in groups.items()
+            for name, group in known.items()
             for each in group.workers.values()
             for spec in (each.spec,)
         ]
         live = [(labels, status) for labels, status in workers if status.up]
-        held = [(labels, groups[labels[0]].prefixes.held(labels[1])) for labels, _ in live]
-        yield from _families(GROUP_ROWS, ("group",), named)
-        yield from _families(STEP_ROWS, ("group", "pool"), totals)
+        held = [(labels, known[labels[0]].prefixes.held(labels[1])) for labels, _ in live]
+        yield from _families(groups.GROUP_ROWS, ("group",), named)
+        yield from _families(groups.STEP_ROWS, ("group", "pool"), totals)
         yield from _families(WORKER_ROWS, ("group", "worker", "rank"), workers)
         yield from _families(LIVE_WORKER_ROWS, ("group", "worker", "rank"), live)
         yield from _families(HELD_ROWS, ("group", "worker", "rank"), held)

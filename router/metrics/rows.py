@@ -1,5 +1,3 @@
-"""Rows of the metrics tables."""
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -11,13 +9,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[T]):
-    """One metric of a table's subjects.
+    """One metric of a table's subjects; a name that ends in ``_total`` is a counter's.
 
-    Attributes:
-        name: full name; a name that ends in ``_total`` is a counter.
-        help: help text for a first-time reader.
-        read: returns the value, None for no sample; with a ``label`` the values by it.
-        label: label beside those of the subject; None: a subject has one sample.
+    ``read`` returns the value, None for no sample; with a ``label`` the values by it.
     """
 
     name: str

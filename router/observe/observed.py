@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,11 +10,7 @@ from router.core.types import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A request that an engine ended or no longer shows.
-
-    ``first_s``, ``first_token_s``: when it was first seen, and with a token (None: never).
-    ``complete``: its engine reported its end.
-    """
+    """A request that an engine ended (``complete``) or no longer shows, and its first times."""
 
     worker_id: str
     first_s: float
@@ -34,12 +28,7 @@ class _Open:
 
 @dataclass(slots=True)
 class _Engine:
-    """Requests of one worker since its engine's start.
-
-    Attributes:
-        open: running or preempted requests by id.
-        missing: requests that ran when the engine fell silent, in their last state.
-    """
+    """``open`` requests run or are preempted; ``missing`` ones ran when the engine fell silent."""
 
     epoch: str
     open: dict[str, _Open] = field(default_factory=dict)
@@ -110,26 +99,23 @@ class Share:
     """Cost of a group's barrier over some of its steps.
 
     Attributes:
-        step_s: mean duration in the engine's seconds; None without steps.
-        imbalance_tokens: mean of G max L - sum L.
         idle_share: part of the workers' step time spent waiting for the fullest one; None: not
             known, or no barrier.
         measured_share, modelled_share: parts of the step time whose waiting engines measured, and
             whose waiting is modelled.
-        throughput_tok_s: output tokens per second of step time.
         together_share: of the steps with two or more busy workers, the share that all of them made
             together; None: no such step.
     """
 
     steps: int
-    step_s: float | None
-    imbalance_tokens: float | None
+    step_s: float | None  # mean duration in the engine's seconds; None without steps
+    imbalance_tokens: float | None  # mean of G max L - sum L
     load_tokens: float | None
     max_load_tokens: float | None
     idle_share: float | None
     measured_share: float | None
     modelled_share: float | None
-    throughput_tok_s: float | None
+    throughput_tok_s: float | None  # output tokens per second of step time
     together_share: float | None
 
     @property

@@ -30,6 +30,7 @@ from router.core.state.group import Group
 from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
 from router.metrics.render import Metrics
+from router.metrics.workers import AGENT_ROWS, SNAPSHOT_ROWS
 from router.observe.observed import Seen, SeenRequests, Share, share, total
 from router.recording.record_file import RecordFile
 from router.recording.recorder import Recorder, Setting
@@ -78,11 +79,7 @@ class Observer:
         return {group.name: group for group in self.cluster.answering}
 
     async def run(
-        self,
-        stopped: asyncio.Event,
-        every_s: float,
-        say: Say,
-        admin: socket.socket | None = None,
+        self, stopped: asyncio.Event, every_s: float, say: Say, admin: socket.socket | None = None
     ) -> None:
         """Every ``every_s`` seconds ``say`` a measurement of each group, until ``stopped``."""
         self._snapshots.start()
@@ -148,7 +145,8 @@ class Observer:
 
     def _routes(self, streams: Streams) -> list[AddRoutes]:
         problem, clock = self._snapshots.problem, time.monotonic
-        metrics = Metrics(self.cluster, clock, snapshots=self._snapshots, agents=self._agents)
+        counters = ((SNAPSHOT_ROWS, self._snapshots), (AGENT_ROWS, self._agents))
+        metrics = Metrics(self.cluster, clock, counters)
         status = Status(self.cluster, clock, problem=problem)
         footing = Footing(calibrated=self._calibrated)
 

@@ -22,7 +22,6 @@ from router.config.serve_settings import ServeSettings
 from router.core.process_counts import ProcessCounts
 from router.file_limit import allow_connections
 from router.http.listening import server_config
-from router.http.port import HttpLimits
 from router.logs import report_errors, start_logging
 from router.processes.directory_builder import Teller
 from router.processes.link import DeciderParts
@@ -45,37 +44,31 @@ def run(settings: ServeSettings, read: Callable[[], ServeSettings], place: Place
             admin = sockets.enter_context(socket.socket(fileno=place.listener))
         router = Router(settings, read, settings.tls, admin, counts)
         allow_connections(settings.max_connections)
-        links = _links(router, place, counts)
+        parts = DeciderParts(
+            dispatcher=router.dispatcher,
+            keys=router.access.clients,
+            limits=router.access.limits,
+            trouble=router.health.probe_now,
+            http=router.counts,
+            processes=counts,
+            clock=time.monotonic,
+        )
+        links = Links(place.decider, parts, Teller(router, place.proxies), counts)
         router.relay.attempts.watchers.append(links.recall)
         router.reload.followers = links
-        config = server_config(router.app, _inside(settings), hot=router.hot, path=place.http)
+        limits = settings.http_limits
+        inside = replace(
+            limits,
+            max_header_bytes=limits.max_header_bytes + _SAID_BYTES,
+            max_headers=limits.max_headers + _SAID_FIELDS,
+        )
+        config = server_config(router.app, inside, hot=router.hot, path=place.http)
         _Server(config, router, links).run()
     if orphaned():  # no other process removes it
         shutil.rmtree(place.folder, ignore_errors=True)
 
 
-def _inside(settings: ServeSettings) -> HttpLimits:
-    limits = settings.http_limits
-    head, fields = limits.max_header_bytes + _SAID_BYTES, limits.max_headers + _SAID_FIELDS
-    return replace(limits, max_header_bytes=head, max_headers=fields)
-
-
-def _links(router: Router, place: Place, counts: ProcessCounts) -> Links:
-    parts = DeciderParts(
-        dispatcher=router.dispatcher,
-        keys=router.access.clients,
-        limits=router.access.limits,
-        trouble=router.health.probe_now,
-        http=router.counts,
-        processes=counts,
-        clock=time.monotonic,
-    )
-    return Links(place.decider, parts, Teller(router, place.proxies), counts)
-
-
 class _Server(MainServer):
-    """Serves until no proxy is left."""
-
     def __init__(self, config: uvicorn.Config, router: Router, links: Links) -> None:
         super().__init__(
             config, router.lifecycle, router.reload, others=lambda: bool(links.proxies)

@@ -13,25 +13,15 @@ from router.proxy.context import RelaySettings
 
 
 class GroupCard(msgspec.Struct, frozen=True):
-    """A group that answers requests.
+    """A group that answers requests."""
 
-    Attributes:
-        bytes_per_token: of prompt text.
-        prefills: group that computes its prompts.
-        askable: ids of workers that take requests, now or soon.
-        tokens_per_part: for an image or other non-text part.
-        most_slots: of its largest worker, if known.
-        ranks: data-parallel rank of each worker.
-        asks: whether it asks for the content of its requests.
-    """
-
-    bytes_per_token: float
-    prefills: str | None
-    askable: frozenset[str]
-    tokens_per_part: float = 0.0
+    bytes_per_token: float  # of prompt text
+    prefills: str | None  # group that computes its prompts
+    askable: frozenset[str]  # ids of workers that take requests, now or soon
+    tokens_per_part: float = 0.0  # for an image or other non-text part
     most_slots: int | None = None
-    ranks: Mapping[str, int] = {}
-    asks: bool = False
+    ranks: Mapping[str, int] = {}  # data-parallel rank of each worker
+    asks: bool = False  # whether it asks for the content of its requests
 
 
 class Patience(msgspec.Struct, frozen=True):
@@ -69,17 +59,14 @@ class Directory(msgspec.Struct, frozen=True):
     """All that a proxy needs to relay a request itself; implements ``ModelTable``'s queries.
 
     Attributes:
-        models: group of each model.
-        known: model names that clients may use.
-        ranked: URLs shared by several ranks, which a header distinguishes.
         absent, adapters, tokenizers: as in ``ModelTable``.
     """
 
     groups: Mapping[str, GroupCard]
     models: Mapping[str, str]
     aliases: Mapping[str, str]
-    known: tuple[str, ...]
-    ranked: frozenset[str]
+    known: tuple[str, ...]  # model names that clients may use
+    ranked: frozenset[str]  # URLs shared by several ranks, which a header distinguishes
     patience: Patience
     access: Access
     serving: Serving

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from math import ceil
 
@@ -9,10 +7,7 @@ from router.serve.router import Router
 
 
 class Teller:
-    """Builds the directory for proxies.
-
-    ``proxies`` share the port's connections and the retry budget.
-    """
+    """Builds the directory of ``proxies``, which share the port's connections and retry budget."""
 
     def __init__(self, router: Router, proxies: int) -> None:
         self._router = router

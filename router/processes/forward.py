@@ -24,7 +24,7 @@ from router.proxy.asgi_client import cancelled, read_body, serve
 from router.proxy.client_request import head_of
 from router.proxy.context import Client
 from router.proxy.endpoints import dialect_of
-from router.proxy.request_log import pass_on, take_back
+from router.proxy.request_log import pass_on
 
 # For the last bytes of the deciding process, which ends at the same time.
 _LAST_WORD_S = 1.0
@@ -66,7 +66,7 @@ class Whole:
             if self._headed:
                 client.finish(dialect.error_event(*told_in_stream(error), 0))
             else:
-                take_back(self._scope)
+                pass_on(self._scope, elsewhere=False)
                 client.answer(dialect.error(error_answer(deserted())))
 
     async def _ask(self) -> Response:

@@ -6,7 +6,6 @@ requests do not count; a proxy answers them itself.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
@@ -16,47 +15,29 @@ from functools import partial
 from router.access.door import Keys
 from router.access.key_limits import KeyLimits
 from router.access.key_ring import Key
+from router.core import events as ev
 from router.core.clock import Clock
 from router.core.errors import EvenstepError
-from router.core.events import (
-    Arrived,
-    Began,
-    Ended,
-    Failed,
-    Progressed,
-    PromptCounted,
-    Refused,
-    RestRequested,
-    Returned,
-    Succeeded,
-)
 from router.core.process_counts import ProcessCounts
-from router.core.types import Outcome, Request, WorkerSpec
+from router.core.types import Outcome, Request
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.interface import Waiter
 from router.http.refusal import HttpCounts
 from router.processes import messages as m
 from router.processes.peer import Peer
 
 log = logging.getLogger(__name__)
 
-Waiter = asyncio.Future[WorkerSpec]
-
 
 @dataclass(frozen=True, slots=True)
 class DeciderParts:
-    """What all links need of the deciding process.
-
-    Attributes:
-        keys: client keys now valid; None: no key is needed.
-        trouble: called with an unreachable worker's id, and the reason.
-        http: counters of the clients' port, over all proxies.
-    """
+    """What all links need of the deciding process."""
 
     dispatcher: Dispatcher
-    keys: Keys | None
+    keys: Keys | None  # client keys now valid; None: no key is needed
     limits: KeyLimits
-    trouble: Callable[[str, str], None]
-    http: HttpCounts
+    trouble: Callable[[str, str], None]  # called with an unreachable worker's id, and the reason
+    http: HttpCounts  # counters of the clients' port, over all proxies
     processes: ProcessCounts
     clock: Clock
 
@@ -64,13 +45,9 @@ class DeciderParts:
 class Link:
     """Applies one proxy's messages; ends its requests when it disconnects.
 
-    Args:
-        changed: called when the proxy has connected, replied, or left all counts.
-
-    Attributes:
-        slot: negative until it has sent ``Hello``.
-        tried: its last reply about a certificate.
-        follows: number of the directory that it has applied.
+    ``changed`` is called when the proxy has connected, replied, or left all counts. ``slot`` is
+    negative until it has sent ``Hello``. ``tried``: its last reply about a certificate.
+    ``follows``: number of the directory that it has applied.
     """
 
     def __init__(self, parts: DeciderParts, changed: Callable[[Link], None]) -> None:
@@ -90,26 +67,31 @@ class Link:
 
     def _receive(self, message: m.FromProxy) -> None:
         match message:  # the most frequent ones first
-            case Progressed() | PromptCounted() | Succeeded() | Failed() | Refused():
+            case ev.Progressed() | ev.PromptCounted() | ev.Succeeded() | ev.Failed() | ev.Refused():
                 if message.request_id in self._requests:
                     self._dispatcher.apply(message)
-            case Arrived():
+            case ev.Arrived():
                 self._enter(message.request)
-            case Began(id_, worker_id, time_s, good):
+            case ev.Began(id_, worker_id, time_s, good):
                 if (request := self._requests.get(id_)) is not None:
                     self._dispatcher.began(request, worker_id, time_s, good=good)
-            case Ended():
+            case ev.Ended():
                 if (request := self._requests.pop(message.request_id, None)) is not None:
                     self._dispatcher.end(request, message.outcome)
                     self._let_out(request)
-            case Returned():
-                self._take_back(message)
+            case ev.Returned(_, again):
+                before = self._requests.pop(message.request_id, None)
+                if before is None:  # the request was at a worker unknown to this process
+                    self._enter(again)
+                else:
+                    failed_by = again.avoid - before.avoid
+                    self._await(*self._dispatcher.give_back(before, *failed_by))
             case _:
                 self._receive_report(message)
 
     def _receive_report(self, message: m.FromProxy) -> None:
         match message:
-            case RestRequested():
+            case ev.RestRequested():
                 self._dispatcher.apply(message)
             case m.Trouble():
                 if self._dispatcher.cluster.knows(message.worker_id):
@@ -154,7 +136,7 @@ class Link:
             if self._dispatcher.adopt(request, held.worker_id):
                 self._let_in(request, self._parts.limits.resume)
                 self._requests[request.id] = request
-                self._dispatcher.apply(Progressed(request.id, held.tokens))
+                self._dispatcher.apply(ev.Progressed(request.id, held.tokens))
         if hello.held:
             log.info("proxy %d has %d requests at workers", hello.slot, len(hello.held))
         self._changed(self)
@@ -175,13 +157,6 @@ class Link:
         if key is not None and request.first_id not in self._keys:
             enter(key)
             self._keys[request.first_id] = key
-
-    def _take_back(self, event: Returned) -> None:
-        before, again = self._requests.pop(event.request_id, None), event.again
-        if before is None:  # the request was at a worker unknown to this process
-            self._enter(again)
-        else:
-            self._await(*self._dispatcher.give_back(before, *(again.avoid - before.avoid)))
 
     def _await(self, request: Request, waiter: Waiter) -> None:
         self._requests[request.id] = request

@@ -5,6 +5,7 @@ Times are of the monotonic clock, which the processes of a machine share.
 
 import msgspec
 
+from router.core import events as ev
 from router.core.errors import (
     DisplacedError,
     EvenstepError,
@@ -12,18 +13,6 @@ from router.core.errors import (
     NoWorkerError,
     PoolFullError,
     QueueTimeoutError,
-)
-from router.core.events import (
-    Arrived,
-    Began,
-    Ended,
-    Failed,
-    Progressed,
-    PromptCounted,
-    Refused,
-    RestRequested,
-    Returned,
-    Succeeded,
 )
 from router.core.types import Request, WorkerSpec
 from router.processes.directory import Directory, Pair
@@ -64,10 +53,7 @@ class Trouble(Message, frozen=True):
 
 
 class GroupTally(msgspec.Struct, array_like=True):
-    """Counts of a group's requests since the last report.
-
-    ``itl`` and ``tpot`` count by bucket of ``TokenStats``; ``itl_s`` and ``tpot_s`` are sums.
-    """
+    """A group's new counts: ``itl``, ``tpot`` by bucket of ``TokenStats``, and their sums."""
 
     itl: list[int] = []
     itl_s: float = 0.0
@@ -145,13 +131,13 @@ class Told(Message, frozen=True):
 
 
 # ``Arrived`` and ``Returned`` are answered by ``Given`` or ``Denied``.
-Answered = Began | Progressed | PromptCounted | Succeeded | Failed | Refused
+Answered = ev.Began | ev.Progressed | ev.PromptCounted | ev.Succeeded | ev.Failed | ev.Refused
 FromProxy = (
-    Arrived
-    | Returned
+    ev.Arrived
+    | ev.Returned
     | Answered
-    | Ended
-    | RestRequested
+    | ev.Ended
+    | ev.RestRequested
     | Hello
     | Trouble
     | Tally

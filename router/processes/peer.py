@@ -29,10 +29,8 @@ class Peer(asyncio.Protocol, Generic[M]):
     """Sends and receives messages; one write carries all messages of an event loop turn.
 
     An error in a message ends the connection, and they connect anew: what each end knows of the
-    other is no longer reliable.
-
-    Attributes:
-        silent: own ticks since the last message; a suspended process does not tick.
+    other is no longer reliable. ``silent``: own ticks since the last message; a suspended process
+    does not tick.
     """
 
     def __init__(
@@ -73,18 +71,15 @@ class Peer(asyncio.Protocol, Generic[M]):
         self._lost()
 
     def send(self, message: msgspec.Struct) -> bool:
-        """Queue a message for the end of this loop turn.
-
-        False if it cannot be encoded; the connection closes after earlier messages.
-        """
+        """False if the message cannot be encoded; the connection closes after earlier messages."""
         if not self._unsent:
             self._loop.call_soon(self.flush)
         try:
             append(message, self._unsent)
         except Exception:
-            name = type(message).__name__
+            kind = type(message).__name__
             log.exception(
-                "a message (%s) cannot be sent to another process; they connect anew", name
+                "a message (%s) cannot be sent to another process; they connect anew", kind
             )
             self._counts.broken += 1
             self.close()
@@ -102,11 +97,7 @@ class Peer(asyncio.Protocol, Generic[M]):
 
 
 def append(message: msgspec.Struct, data: bytearray) -> None:
-    """Append a frame to a send buffer.
-
-    Raises:
-        ValueError, OverflowError: it cannot be encoded, or is too long; the buffer is unchanged.
-    """
+    """Append a frame to a send buffer, or raise ValueError or OverflowError and leave it alone."""
     begin = len(data)
     content = begin + _LENGTH_BYTES
     try:
@@ -127,11 +118,7 @@ class Frames:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[memoryview]:
-        """The frames that these bytes complete, without their lengths.
-
-        Raises:
-            ValueError: a frame is too long.
-        """
+        """The frames that these bytes complete, without lengths; ValueError: one is too long."""
         data = self._rest + data if self._rest else data
         view, at, frames = memoryview(data), 0, list[memoryview]()
         while len(data) - at >= _LENGTH_BYTES:

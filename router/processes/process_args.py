@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -14,11 +12,8 @@ from pathlib import Path
 class Place:
     """A process's place among the others, passed on its command line.
 
-    Attributes:
-        folder: of the Unix sockets, private to this user.
-        listener: file descriptor of its listening socket.
-        slot: index of the proxy.
-        inherited: another process keeps listening on that socket.
+    ``folder``: of the Unix sockets, private to this user. ``listener``: file descriptor of its
+    listening socket. ``slot``: index of the proxy. ``inherited``: another process keeps listening.
     """
 
     folder: str

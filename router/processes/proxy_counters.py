@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 
 from router.access.key_ring import Key
@@ -34,7 +32,6 @@ class Tallies:
         self._told_connections = 0
 
     def take(self) -> Tally | None:
-        """None without news."""
         groups: dict[str, GroupTally] = {}
         for name in self.tokens.keys() | self.unreturned.keys():
             stats, unreturned = self.tokens[name], self.unreturned.pop(name, 0)

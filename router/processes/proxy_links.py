@@ -53,7 +53,12 @@ class Links:
         server = await loop.create_unix_server(
             lambda: Link(self._parts, self._note).peer, self._path
         )
-        self._parts.dispatcher.on_change = self._publish_soon
+
+        def publish_soon() -> None:
+            if self._publishing is None:
+                self._publishing = loop.call_later(_GATHER_S, self._publish)
+
+        self._parts.dispatcher.on_change = publish_soon
         try:
             while True:
                 for link in self.proxies:
@@ -75,11 +80,6 @@ class Links:
         self._counts.proxy_restarts |= {link.slot: link.restarts for link in proxies}
 
     # the directory
-
-    def _publish_soon(self) -> None:
-        if self._publishing is None:
-            loop = asyncio.get_running_loop()
-            self._publishing = loop.call_later(_GATHER_S, self._publish)
 
     def _publish(self) -> None:
         self._publishing = None

@@ -85,7 +85,8 @@ class Proxy:
         self.door = Door(keys, tallies, clock) if directory.access.hidden else None
         self.elsewhere = partial(Whole, self._inside, self._dispatcher)
         self.hot = HotPath(self, requests)
-        self._dispatcher.hearing = Hearing(self.learn, self._recall, tls.refusal)
+        attempts = self.relay.attempts
+        self._dispatcher.hearing = Hearing(self.learn, attempts.end, tls.refusal)
         self._dial = Dial(place.decider, self._dispatcher, tallies)
         self.learn(directory)
         for folder in directory.tokenizers.values():  # before the first request needs it
@@ -110,11 +111,7 @@ class Proxy:
             await client.aclose()
 
     def learn(self, directory: Directory) -> None:
-        """Apply a new directory.
-
-        Raises:
-            ConfigError: the certificate is unusable; then nothing is applied.
-        """
+        """Apply a new directory, or nothing; ConfigError: the certificate is unusable."""
         before, serving = self._serving, directory.serving
         if self.tls is not None and serving.tls is not None and serving.tls != before.tls:
             tls.load(self.tls, *serving.tls)
@@ -128,10 +125,6 @@ class Proxy:
         logged = serving.log_level, serving.log_format
         if logged != (before.log_level, before.log_format):
             start_logging(*logged)
-
-    def _recall(self, worker_id: str, reason: str, streams: bool) -> None:
-        end = self.relay.attempts.break_off if streams else self.relay.attempts.recall
-        end(worker_id, reason)
 
 
 def run(place: Place) -> None:
@@ -152,7 +145,6 @@ def run(place: Place) -> None:
 
 
 def _first_directory(path: str) -> Directory:
-    """Poll the deciding process; exit if the supervisor is gone."""
     while True:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
             asking.settimeout(_PATIENCE_S)

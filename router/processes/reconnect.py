@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -25,7 +23,6 @@ class Dial:
         self._lost = asyncio.Event()
 
     async def run(self) -> None:
-        """Run until cancelled, then send the last counts."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._tick())
@@ -59,15 +56,15 @@ class Dial:
 
     def _make_peer(self) -> Peer[m.FromDecider]:
         dispatcher = self._dispatcher
+
+        def connected() -> None:
+            dispatcher.connected(peer)
+
+        def lost() -> None:
+            dispatcher.lost()
+            self._lost.set()
+
         peer: Peer[m.FromDecider] = Peer(
-            m.from_decider,
-            dispatcher.receive,
-            lambda: dispatcher.connected(peer),
-            self._end,
-            self._tallies,
+            m.from_decider, dispatcher.receive, connected, lost, self._tallies
         )
         return peer
-
-    def _end(self) -> None:
-        self._dispatcher.lost()
-        self._lost.set()

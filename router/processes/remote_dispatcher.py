@@ -13,27 +13,18 @@ from dataclasses import dataclass
 
 import msgspec
 
+from router.core import events as ev
 from router.core.clock import Clock
 from router.core.errors import DisplacedError, EvenstepError, NoWorkerError, QueueTimeoutError
-from router.core.events import (
-    AnswerEvent,
-    Arrived,
-    Began,
-    Ended,
-    Progressed,
-    PromptCounted,
-    Returned,
-)
 from router.core.queue.retry import RetryBudget
 from router.core.request_watcher import RequestWatcher, Served
 from router.core.stats import TokenStats
-from router.core.types import Outcome, Request, WorkerSpec
+from router.core.types import Outcome, Request
+from router.dispatch.interface import Again, Waiter
 from router.processes import messages as m
 from router.processes.directory import Directory, Pair
 from router.processes.peer import Peer
 from router.processes.proxy_counters import Tallies
-
-Waiter = asyncio.Future[WorkerSpec]
 
 GONE_S = 5.0
 # Longer than a busy machine delays a process.
@@ -52,12 +43,7 @@ _TICKS_PER_BEAT = 4
 
 @dataclass(slots=True)
 class _Entry:
-    """A request that waits for a worker or is at one.
-
-    Attributes:
-        tokens: output tokens known so far.
-        lost: connections that ended while it waited.
-    """
+    """A request that waits or is at a worker; ``lost``: connections that ended while it waited."""
 
     request: Request
     waiter: Waiter
@@ -84,11 +70,7 @@ class Hearing:
 
 
 class RemoteDispatcher:
-    """Implements ``DispatchPort``; not for split or metered requests.
-
-    ``seat``: the proxy's slot and its number of restarts. ``hearing``: set before the first
-    connection.
-    """
+    """Implements ``DispatchPort``, not for split or metered requests; ``seat``: slot, restarts."""
 
     hearing: Hearing
 
@@ -124,11 +106,11 @@ class RemoteDispatcher:
         held = [m.Held(one.request, one.worker_id or "", one.tokens) for one in sent]
         peer.send(m.Hello(*self._seat, held))
         for entry, outcome in self._ended:
-            peer.send(Ended(entry.request.id, outcome))
+            peer.send(ev.Ended(entry.request.id, outcome))
         self._ended.clear()
         for entry in self._waiting():
             if entry.lost < _MOST_LOST:
-                self._ask(Arrived(entry.request), entry.request)
+                self._ask(ev.Arrived(entry.request), entry.request)
             else:
                 self._deny(entry.request.id, deserted())
 
@@ -154,7 +136,7 @@ class RemoteDispatcher:
         if self.deserted:
             for entry in self._waiting():
                 self._deny(entry.request.id, deserted())
-                self._send(Ended(entry.request.id, Outcome.FAILED))
+                self._send(ev.Ended(entry.request.id, Outcome.FAILED))
 
     @property
     def here(self) -> bool:
@@ -211,14 +193,10 @@ class RemoteDispatcher:
     def _waiting(self) -> list[_Entry]:
         return [entry for entry in self._entries.values() if entry.worker_id is None]
 
-    def _ask(self, event: Arrived | Returned, request: Request) -> None:
+    def _ask(self, event: ev.Arrived | ev.Returned, request: Request) -> None:
         if self._peer is not None and not self._peer.send(event):
-            self._deny(
-                request.id,
-                EvenstepError(
-                    "the request cannot be sent to the deciding process; see the router's log"
-                ),
-            )
+            said = "the request cannot be sent to the deciding process; see the router's log"
+            self._deny(request.id, EvenstepError(said))
 
     def _deny(self, request_id: str, error: EvenstepError) -> None:
         entry = self._entries.pop(request_id, None)
@@ -241,9 +219,9 @@ class RemoteDispatcher:
             raise deserted()
         if (budget := self._budgets.get(request.group)) is not None:
             budget.earn(self._clock())
-        return self._enter(request, Arrived(request))
+        return self._enter(request, ev.Arrived(request))
 
-    def _enter(self, request: Request, event: Arrived | Returned) -> Waiter:
+    def _enter(self, request: Request, event: ev.Arrived | ev.Returned) -> Waiter:
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self._entries[request.id] = _Entry(request, waiter)
         self._ask(event, request)
@@ -256,14 +234,14 @@ class RemoteDispatcher:
         entry.waiter.cancel()
         self._watcher.ended(entry.request, entry.served, outcome)
         if self._peer is not None:
-            self._peer.send(Ended(request.id, outcome))
+            self._peer.send(ev.Ended(request.id, outcome))
         elif entry.worker_id is not None:
             self._ended.append((entry, outcome))
 
-    def give_back(self, request: Request, *failed_by: str) -> tuple[Request, Waiter]:
+    def give_back(self, request: Request, *failed_by: str) -> Again:
         again = request.again(*failed_by)
         self._entries.pop(request.id, None)
-        return again, self._enter(again, Returned(request.id, again))
+        return again, self._enter(again, ev.Returned(request.id, again))
 
     def may_ask_elsewhere(self, group: str, asked: Set[str]) -> bool:
         card = self.directory.groups.get(group)
@@ -280,15 +258,15 @@ class RemoteDispatcher:
     ) -> TokenStats:
         self._watcher.first_byte(request)
         if self._peer is not None:
-            self._peer.send(Began(request.id, worker_id, now_s, good))
+            self._peer.send(ev.Began(request.id, worker_id, now_s, good))
         return self._tallies.tokens[request.group]
 
-    def apply(self, event: AnswerEvent | Progressed | PromptCounted) -> None:
-        if isinstance(event, Progressed | PromptCounted):
+    def apply(self, event: ev.AnswerEvent | ev.Progressed | ev.PromptCounted) -> None:
+        if isinstance(event, ev.Progressed | ev.PromptCounted):
             entry = self._entries.get(event.request_id)
             if entry is None:
                 return
-            if isinstance(event, Progressed):
+            if isinstance(event, ev.Progressed):
                 entry.tokens = event.generated_tokens
             else:
                 entry.prompt_tokens = event.prompt_tokens

@@ -14,8 +14,7 @@ from router.serve.sockets import opened
 def start(settings: ServeSettings, flags: Sequence[str]) -> None:
     """Bind the ports, then replace this process by the supervisor, free of this one's imports.
 
-    Raises:
-        ConfigError: an address cannot be bound, or uvicorn lacks what splice needs.
+    ConfigError: an address cannot be bound, or uvicorn lacks what splice needs.
     """
     start_logging(settings.log_level, settings.log_format)
     if lacking := uvicorn_api.missing():

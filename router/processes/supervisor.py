@@ -35,17 +35,11 @@ _MOST_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Processes to run, passed on the supervisor's command line.
+    """Processes to run, passed on the supervisor's command line; sockets are file descriptors."""
 
-    Attributes:
-        listeners: file descriptors of the clients' port, one for each proxy.
-        admin: file descriptor of the admin port.
-        inherited: another process owns the listening socket and keeps listening.
-    """
-
-    listeners: Sequence[int]
+    listeners: Sequence[int]  # of the clients' port, one for each proxy
     admin: int | None
-    inherited: bool
+    inherited: bool  # another process owns the listening socket and keeps listening
     log_level: str
     log_format: str
 
@@ -60,10 +54,7 @@ class Plan:
 
 @dataclass(slots=True)
 class _Child:
-    """A process and its health.
-
-    ``silent_s``: since its last report, counted only while the supervisor itself runs.
-    """
+    """A process; ``silent_s`` counts only while the supervisor itself runs."""
 
     name: str
     module: str
@@ -164,7 +155,6 @@ class Supervisor:
         return status
 
     def _end(self, number: int) -> None:
-        """A second signal is forwarded too."""
         if not self._ending.is_set():
             self._ending.set()
             systemd.notify("STOPPING=1")

@@ -6,22 +6,7 @@ from dataclasses import dataclass
 
 from starlette.types import Send
 
-from router.core.errors import (
-    DeadlineError,
-    DescriptorsError,
-    EndingError,
-    EvenstepError,
-    KeyLimitError,
-    NoWorkerError,
-    PoolFullError,
-    QueueTimeoutError,
-    RequestError,
-    RequestTimeoutError,
-    UnknownKeyError,
-    UnknownModelError,
-    UpstreamError,
-    UpstreamTimeoutError,
-)
+from router.core import errors
 from router.http.refusal import error_body
 
 Header = tuple[bytes, bytes]
@@ -66,52 +51,53 @@ class Answer:
     headers: tuple[Header, ...] = ()
 
 
-def error_answer(error: EvenstepError) -> Answer:
+def error_answer(error: errors.EvenstepError) -> Answer:
     """The HTTP answer."""
     match error:
-        case UnknownModelError():
+        case errors.UnknownModelError():
             return _error(404, "NotFoundError", error.message, param="model")
-        case RequestError():
+        case errors.RequestError():
             return _error(400, "BadRequestError", error.message, param=error.param)
-        case UnknownKeyError():
+        case errors.UnknownKeyError():
             scheme = (b"www-authenticate", b"Bearer")
             return _error(401, "AuthenticationError", str(error), headers=(scheme,))
-        case PoolFullError() | KeyLimitError():
+        case errors.PoolFullError() | errors.KeyLimitError():
             retry = (b"retry-after", str(error.retry_after_s).encode())
             return _error(429, "TooManyRequestsError", str(error), headers=(retry,))
-        case NoWorkerError() | QueueTimeoutError() | EndingError() | DescriptorsError():
+        case (
+            errors.NoWorkerError()
+            | errors.QueueTimeoutError()
+            | errors.EndingError()
+            | errors.DescriptorsError()
+        ):
             soon = (b"retry-after", b"1"), *_advice(error)
             return _error(503, "ServiceUnavailableError", str(error), headers=soon)
-        case UpstreamTimeoutError() | RequestTimeoutError():
+        case errors.UpstreamTimeoutError() | errors.RequestTimeoutError():
             return _error(504, "GatewayTimeoutError", str(error), headers=_advice(error))
-        case UpstreamError():
+        case errors.UpstreamError():
             return _error(502, "BadGatewayError", str(error))
     return _error(500, "InternalServerError", str(error))
 
 
-def _advice(error: EvenstepError) -> tuple[Header, ...]:
+def _advice(error: errors.EvenstepError) -> tuple[Header, ...]:
     # After the client's own deadline a retry would be late too.
-    return (_NOT_AGAIN,) if isinstance(error, DeadlineError) and error.own else ()
+    return (_NOT_AGAIN,) if isinstance(error, errors.DeadlineError) and error.own else ()
 
 
-def told_in_stream(error: EvenstepError) -> tuple[str, str, int]:
+def told_in_stream(error: errors.EvenstepError) -> tuple[str, str, int]:
     """Message, type and code of an error inside a stream."""
     match error:
-        case EndingError():
+        case errors.EndingError():
             return str(error), "ServiceUnavailableError", 503
-        case RequestTimeoutError():
+        case errors.RequestTimeoutError():
             return str(error), "GatewayTimeoutError", 504
-        case UpstreamTimeoutError():
+        case errors.UpstreamTimeoutError():
             return f"the worker stopped in mid-answer: {error}", "GatewayTimeoutError", 504
     return f"the worker failed in mid-answer: {error}", "BadGatewayError", 502
 
 
 def _error(
-    status: int,
-    kind: str,
-    message: str,
-    param: str | None = None,
-    headers: tuple[Header, ...] = (),
+    status: int, kind: str, message: str, param: str | None = None, headers: tuple[Header, ...] = ()
 ) -> Answer:
     json = (b"content-type", b"application/json")
     return Answer(status, error_body(message, kind, status, param), (json, *headers))
@@ -120,11 +106,7 @@ def _error(
 def headers_up(
     headers: Iterable[Header], request_id: str, rank: int | None, client_id: str = ""
 ) -> list[Header]:
-    """Headers for the engine, from the client's.
-
-    The engine's id is ``request_id``, the router's token, then ``client_id``. ``rank``: of a worker
-    whose URL others share.
-    """
+    """From the client's; the engine's id is the router's token, then the client's id, if any."""
     passed = _without(headers, _NOT_SENT_UP, _KINDS_NOT_SENT_UP)
     upstream_id = f"{request_id}.{client_id}" if client_id else request_id
     passed.append((b"x-request-id", upstream_id.encode()))
@@ -179,14 +161,10 @@ def framed(answer: Answer) -> tuple[Header, ...]:
     return *answer.headers, (b"content-length", b"%d" % len(answer.body))
 
 
-async def send_head(send: Send, status: int, headers: Iterable[Header]) -> None:
-    """Start an answer."""
-    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
-
-
 async def send_answer(send: Send, answer: Answer) -> None:
     """Send it whole."""
-    await send_head(send, answer.status, framed(answer))
+    headers = list(framed(answer))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})
 
 

@@ -25,10 +25,7 @@ _LOOKS = 4
 
 
 class Bound:
-    """A block of a task that ``strike`` ends with an error, from outside.
-
-    Like ``asyncio.Timeout``, but for any error, and free of cost without a time.
-    """
+    """Like ``asyncio.Timeout``, but for any error, and free of cost without a time."""
 
     __slots__ = ("_cancelling", "_task", "_timer", "error")
 
@@ -68,10 +65,7 @@ class Bound:
 
 
 class Attempt(Bound):
-    """A request at a worker, for the duration of a ``with`` block.
-
-    The block raises RecalledError or UpstreamTimeoutError if ended before the first byte.
-    """
+    """A request at a worker; Recalled- or UpstreamTimeoutError: ended before the first byte."""
 
     __slots__ = ("_deadlines", "_next_look", "_silent_looks", "_under_way", "response")
 
@@ -141,12 +135,12 @@ class Attempts:
 
     def recall(self, worker_id: str, reason: str) -> None:
         """End a worker's attempts without a first byte; they are retried elsewhere."""
-        self._end(worker_id, reason, streams=False)
+        self.end(worker_id, reason, streams=False)
 
     def break_off(self, worker_id: str, reason: str) -> None:
-        self._end(worker_id, reason, streams=True)
+        self.end(worker_id, reason, streams=True)
 
-    def _end(self, worker_id: str, reason: str, *, streams: bool) -> None:
+    def end(self, worker_id: str, reason: str, streams: bool) -> None:
         for tell in self.watchers:
             tell(worker_id, reason, streams)
         for attempt in list(self._of[worker_id]):

@@ -20,8 +20,9 @@ from router.core.events import AnswerEvent, Progressed, PromptCounted, Succeeded
 from router.core.state.group import Group
 from router.core.state.worker import Worker
 from router.core.stats import TokenStats
-from router.core.types import Outcome, WorkerSpec
+from router.core.types import Outcome
 from router.core.types import Request as PoolRequest
+from router.dispatch.interface import Again, Waiter
 from router.proxy import multipart
 from router.proxy.answers import header
 from router.proxy.asgi_client import read_body, serve
@@ -54,18 +55,18 @@ class Aside:
         self._sent: Counter[str] = Counter()
 
     def choose(self, group: Group, tried: frozenset[str], lacks: Set[str]) -> Worker:
-        """The least busy untried worker that serves the model.
-
-        Raises:
-            NoWorkerError: none is up.
-        """
+        """The least busy untried worker that serves the model; NoWorkerError: none is up."""
         closed = tried | lacks
         able = [worker for worker_id, worker in group.workers.items() if worker_id not in closed]
         taking = [worker for worker in able if worker.takes]
         if not taking:
             raise NoWorkerError(f"no worker of group {group.name!r} is up; retry")
+
+        def lets_in(worker: Worker) -> bool:  # after an ejection the breaker allows trials only
+            return worker.breaker.capacity(1, worker.slots, worker.in_flight + worker.aside) > 0
+
         return min(
-            [worker for worker in taking if _let_in(worker)] or taking,
+            list(filter(lets_in, taking)) or taking,
             key=lambda worker: (worker.in_flight + worker.aside, self._sent[worker.spec.id]),
         )
 
@@ -80,11 +81,6 @@ class Aside:
         worker.breaker.gone(attempt)
         worker.aside -= 1
         self.in_flight -= 1
-
-
-def _let_in(worker: Worker) -> bool:
-    """After an ejection the breaker allows trials only."""
-    return worker.breaker.capacity(1, worker.slots, worker.in_flight + worker.aside) > 0
 
 
 def add_aside(app: FastAPI, context: DecidingContext) -> Aside:
@@ -142,7 +138,7 @@ class _Place:
         self._port = aside.context.relay.port
         self._worker: Worker | None = None
 
-    def submit(self, request: PoolRequest) -> asyncio.Future[WorkerSpec]:
+    def submit(self, request: PoolRequest) -> Waiter:
         worker = self._aside.choose(self._group, request.avoid, request.lacks)
         self._asked.line = note_sent(self._scope, self._group.name, worker.spec.id)
         self._aside.begin(self._group, worker, request.id)
@@ -151,9 +147,7 @@ class _Place:
         chosen.set_result(worker.spec)
         return chosen
 
-    def give_back(
-        self, request: PoolRequest, *failed_by: str
-    ) -> tuple[PoolRequest, asyncio.Future[WorkerSpec]]:
+    def give_back(self, request: PoolRequest, *failed_by: str) -> Again:
         # Also after a recall: there is no queue in which the worker could recover.
         tried = () if self._worker is None else (self._worker.spec.id,)
         self.end(request, Outcome.FAILED)

@@ -47,24 +47,19 @@ class ParsedRequest:
 
     Attributes:
         known_tokens, text_bytes: of prompts given as ids, as text; per engine request.
-        slots: engine requests it becomes.
-        parts: images and the like, which become tokens too.
-        measured: whether the whole prompt was counted.
-        splittable: whether one worker may prefill and another decode.
-        content: of its only prompt, where somebody asks for it.
         session: the name of its session, and what else divides caches, as in the body.
     """
 
     model: str | None
     known_tokens: int
     text_bytes: int
-    slots: int
+    slots: int  # engine requests it becomes
     max_tokens: int | None
     priority: int
-    parts: int = 0
-    measured: bool = True
-    splittable: bool = True
-    content: Content | None = None
+    parts: int = 0  # images and the like, which become tokens too
+    measured: bool = True  # whether the whole prompt was counted
+    splittable: bool = True  # whether one worker may prefill and another decode
+    content: Content | None = None  # of its only prompt, where somebody asks for it
     session: tuple[bytes, bytes] = (b"", b"")
 
 
@@ -121,11 +116,7 @@ _UNSAID = Rendered(0)
 def parse(
     body: bytes, limits: RequestLimits = DEFAULT_LIMITS, cached_as: CachedAs = nobody_asks
 ) -> ParsedRequest:
-    """Read the body of a (chat) completion request.
-
-    Raises:
-        InvalidRequestError: no JSON object, a model that is no string, or beyond the limits.
-    """
+    """Read the body of a (chat) completion request; InvalidRequestError: no object, or too much."""
     fields = _read(body)
     copies = _copies(fields)
     # Each endpoint uses one of the two; a body with both is counted with both.
@@ -174,14 +165,9 @@ def parse_message(
 def parse_response(
     body: bytes, limits: RequestLimits = DEFAULT_LIMITS, cached_as: CachedAs = nobody_asks
 ) -> ParsedRequest:
-    """Read the body of ``/v1/responses``.
-
-    Raises:
-        InvalidRequestError: as in ``parse``; a background response: the router would not see its
-            end.
-    """
+    """Read the body of ``/v1/responses``; raises as ``parse``."""
     fields = _read(body)
-    if true(fields.background):
+    if true(fields.background):  # the router would not see its end
         raise InvalidRequestError("background responses are not supported", param="background")
     said = _rendered(fields, limits, fields.input, fields.instructions)
     # The engine holds the earlier messages.

@@ -71,11 +71,7 @@ class RequestHead:
         return HEADER, self.name.encode()
 
     def priority(self, of_body: int) -> int:
-        """Lower first; as in vLLM, a header overrides the body.
-
-        Raises:
-            InvalidRequestError: it is no number.
-        """
+        """Lower first; as in vLLM, a header overrides the body."""
         given = self._asked.get(PRIORITY.lower().encode())
         if given is not None:
             wished = _whole(given)
@@ -130,11 +126,8 @@ def _whole(value: bytes) -> int | None:
 class ClientRequest:
     """A client's request as engines receive it.
 
-    Attributes:
-        target: path and query, the query byte for byte.
-        body: unchanged unless a model's alias is replaced.
-        headers: without the client's key.
-        timeout_s: client's limit on the answer.
+    ``target``: path and query, the query byte for byte. ``body``: unchanged unless a model's alias
+    is replaced. ``headers``: without the client's key. ``timeout_s``: client's limit on the answer.
     """
 
     head: RequestHead

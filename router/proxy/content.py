@@ -109,7 +109,6 @@ def tokens_content(
 
 
 def _hidden(fields: msgspec.Struct) -> bool:
-    """Whether the body does not say all of the prompt."""
     return given(*(getattr(fields, name) for name in _HIDDEN))
 
 

@@ -37,10 +37,7 @@ class Source(Protocol):
 
 
 class Client(Protocol):
-    """A relay's client, which receives one answer: whole, or as head, chunks and end.
-
-    No method blocks; a client that reads slowly pauses the source.
-    """
+    """Receives one answer: whole, or as head, chunks and end; no method blocks."""
 
     gone: bool
 
@@ -72,22 +69,16 @@ class RelaySettings:
 
 @dataclass(slots=True)
 class RelayContext:
-    """State that all relays share.
-
-    Attributes:
-        trouble: called with worker id and reason when a connection fails.
-        ranked: URLs behind which a header selects the rank.
-        transfer: None without prefill workers.
-    """
+    """State that all relays share."""
 
     port: DispatchPort
     client: HttpClient
-    trouble: Callable[[str, str], None]
-    ranked: Container[str]
+    trouble: Callable[[str, str], None]  # called with worker id and reason when a connection fails
+    ranked: Container[str]  # URLs behind which a header selects the rank
     settings: RelaySettings
     clock: Clock
     attempts: Attempts = field(default_factory=Attempts)
-    transfer: KvTransfer | None = None
+    transfer: KvTransfer | None = None  # None without prefill workers
 
     def told(self, worker_id: str, line: RequestLine | None) -> list[Header]:
         headers = [(b"x-evenstep-worker", quote(worker_id, safe=_PLAIN).encode())]
@@ -135,7 +126,6 @@ class ServingContext(Protocol):
     @property
     def elsewhere(self) -> Callable[[Scope, bytes], Serves] | None:
         """Serves split or metered requests; None: this process does."""
-        ...
 
 
 class DecidingContext(ServingContext, Protocol):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -50,14 +48,12 @@ class Dialect:
 
     Attributes:
         error_event: made from message, type, status and events before.
-        typed_errors: clients expect ``"type": "error"``.
-        names_response: the engine takes the request id from the body, not a header.
     """
 
     stream: Callable[[], EventStream]
     error_event: Callable[[str, str, int, int], bytes]
-    typed_errors: bool = False
-    names_response: bool = False
+    typed_errors: bool = False  # clients expect ``"type": "error"``
+    names_response: bool = False  # the engine takes the request id from the body, not a header
 
     def error(self, answer: Answer) -> Answer:
         return replace(answer, body=_typed(answer.body)) if self.typed_errors else answer

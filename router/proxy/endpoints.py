@@ -48,12 +48,7 @@ def dialect_of(path: str) -> Dialect:
 
 
 async def relay_of(context: ServingContext, scope: Scope, body: bytes) -> Serves:
-    """The relay that serves a request.
-
-    Raises:
-        RequestError: the request is invalid.
-        NoWorkerError: no worker serves any model yet.
-    """
+    """The relay of a request; RequestError: it is invalid; NoWorkerError: no model is known yet."""
     endpoint, models = ENDPOINTS[scope["path"]], context.models
     if len(body) > (_LARGE_TEXT_BYTES if models.tokenizers else _LARGE_BYTES):
         parsed = await asyncio.to_thread(endpoint.parse, body, models.limits, models.cached_as)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from router.core.clock import Clock
 from router.core.errors import UpstreamError
@@ -24,12 +25,7 @@ _BYTES = 2048
 
 
 class EventStream:
-    """Forwards complete events only: a stream can always be ended cleanly.
-
-    Attributes:
-        done: whether the last event, usually ``[DONE]``, was forwarded.
-        tokens: events with tokens, usually one each.
-    """
+    """Forwards complete events only; ``done``: with the last one; ``tokens``: of events."""
 
     __slots__ = ("_held_bytes", "_seam", "done", "events", "held", "tokens")
 
@@ -109,19 +105,15 @@ def with_comment(events: bytes, at: int | None, comment: bytes) -> bytes:
     return events[:at] + b": " + comment + b"\n\n" + events[at:]
 
 
+@dataclass(slots=True)
 class TokenTimes:
-    """When one stream's tokens were forwarded.
+    """When a stream's tokens were forwarded; those of several ``answers`` are mixed: no ITL."""
 
-    With several ``answers`` there is no ITL: their tokens are mixed.
-    """
-
-    __slots__ = ("_answers", "_first_s", "_last_s", "_stats", "_tokens")
-
-    def __init__(self, stats: TokenStats, answers: int) -> None:
-        self._stats = stats
-        self._answers = answers
-        self._tokens = 0
-        self._first_s = self._last_s = 0.0
+    _stats: TokenStats
+    _answers: int
+    _tokens: int = 0
+    _first_s: float = 0.0
+    _last_s: float = 0.0
 
     def passed(self, tokens: int, now_s: float) -> None:
         if tokens <= self._tokens:
@@ -152,6 +144,7 @@ class TokenTimes:
             self._stats.tpot_s.observe((self._last_s - self._first_s) / (tokens - 1))
 
 
+@dataclass(slots=True)
 class Passing:
     """Forwards events at once and counts several reads together.
 
@@ -159,33 +152,14 @@ class Passing:
     ``told`` gets the tokens so far.
     """
 
-    __slots__ = (
-        "_at_s",
-        "_bytes",
-        "_clock",
-        "_reads",
-        "_send",
-        "_stream",
-        "_times",
-        "_told",
-    )
-
-    def __init__(
-        self,
-        stream: EventStream,
-        times: TokenTimes,
-        send: Callable[[bytes], None],
-        clock: Clock,
-        told: Callable[[int], None],
-    ) -> None:
-        self._stream = stream
-        self._times = times
-        self._send = send
-        self._clock = clock
-        self._told = told
-        self._bytes = 0
-        self._reads: list[bytes] = []
-        self._at_s: list[float] = []
+    _stream: EventStream
+    _times: TokenTimes
+    _send: Callable[[bytes], None]
+    _clock: Clock
+    _told: Callable[[int], None]
+    _bytes: int = 0
+    _reads: list[bytes] = field(default_factory=list)
+    _at_s: list[float] = field(default_factory=list)
 
     def take(self, chunk: bytes) -> None:
         if self._stream.held or not chunk.endswith(ENDS):

@@ -62,12 +62,7 @@ def whole(raw: Raw) -> int | None:
 
 
 def items(raw: Raw, most: int, kind: Any = Raw) -> list[Any]:
-    """Elements decoded as ``kind``; a long list loses its nulls.
-
-    Raises:
-        TooManyError: more than ``most``.
-        msgspec.ValidationError: another kind.
-    """
+    """Elements decoded as ``kind``, TooManyError beyond ``most``; a long list loses its nulls."""
     view = memoryview(raw)
     if view.nbytes // 2 < most or (view.nbytes <= _SAMPLE_BYTES and commas(raw) < most):
         return list(_list(kind).decode(raw))

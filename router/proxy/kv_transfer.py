@@ -154,15 +154,9 @@ class Bootstraps:
 
 @dataclass(frozen=True, slots=True)
 class KvTransfer:
-    """Transfer of prompts' KV from prefill to decode workers.
-
-    Attributes:
-        kept_s: lease on KV handed over by address; None: KV is found by content.
-        bootstraps: locations that engines do not report.
-        warned: workers whose missing locations are logged.
-    """
+    """Transfer of prompts' KV from prefill to decode workers."""
 
     port: SplitPort
-    kept_s: float | None
-    bootstraps: Bootstraps
-    warned: set[str] = field(default_factory=set)
+    kept_s: float | None  # lease on KV handed over by address; None: KV is found by content
+    bootstraps: Bootstraps  # locations that engines do not report
+    warned: set[str] = field(default_factory=set)  # workers whose missing locations are logged

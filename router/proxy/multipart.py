@@ -25,11 +25,7 @@ class Field:
 
 
 def find_model(content_type: bytes, body: bytes) -> Field | None:
-    """The first field ``model``; parsing stops there.
-
-    Raises:
-        InvalidRequestError: the form is malformed.
-    """
+    """The first field ``model``; parsing stops there."""
     boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
     if not boundary:
         raise InvalidRequestError("multipart/form-data needs a boundary in its Content-Type")
@@ -49,8 +45,6 @@ def with_model(body: bytes, field: Field, model: str) -> bytes:
 
 
 class _Reader:
-    """Parses a form up to the end of its model field."""
-
     def __init__(self, boundary: bytes) -> None:
         self._at = 0
         self._parts = 0

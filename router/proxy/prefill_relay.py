@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from http import HTTPStatus
@@ -9,13 +7,14 @@ from router.core.events import Fetched, PromptCounted, Succeeded
 from router.core.queue.retry import faults, may_differ_elsewhere
 from router.core.stats import TokenStats
 from router.core.types import Outcome, Request, WorkerSpec
+from router.dispatch.interface import Waiter
 from router.proxy.answers import Answer, header, headers_down
 from router.proxy.attempts import judge_answer
 from router.proxy.client_request import ClientRequest
 from router.proxy.context import RelayContext
 from router.proxy.event_stream import EventStream
 from router.proxy.kv_transfer import Computed, decode_body, prefill_body, read_answer
-from router.proxy.relay import FAILED, Relay, Waiter, blamed
+from router.proxy.relay import FAILED, Relay, blamed
 
 log = logging.getLogger(__name__)
 

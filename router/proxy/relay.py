@@ -24,6 +24,7 @@ from router.core.events import Progressed, PromptCounted, Refused
 from router.core.queue.retry import may_differ_elsewhere
 from router.core.stats import TokenStats
 from router.core.types import Outcome, Request, WorkerSpec
+from router.dispatch.interface import Waiter
 from router.engines.http_client import Response
 from router.proxy.answers import (
     BODILESS,
@@ -41,8 +42,6 @@ from router.proxy.attempts import Attempt, Bound, judge_answer, judge_failure
 from router.proxy.client_request import ClientRequest
 from router.proxy.context import Client, RelayContext
 from router.proxy.event_stream import EventStream, Passing, TokenTimes, check_end, with_comment
-
-Waiter = asyncio.Future[WorkerSpec]
 
 ENERGY_HEADER = b"x-evenstep-energy-joules"
 
@@ -75,10 +74,7 @@ class Relay:
         self._passing: Passing | None = None
 
     async def serve(self, client: Client) -> None:
-        """If cancelled, it ends the answer where it is.
-
-        If the client left, set its ``gone`` before cancelling.
-        """
+        """Cancelled, it ends the answer where it is; if the client left, set ``gone`` before."""
         self._client = client
         port = self._context.port
         try:
@@ -310,11 +306,7 @@ class Relay:
             self._look_at_status(int(status[1]))
 
     def _look_at_status(self, status: int, retry_after: bytes = b"") -> None:
-        """Report an answer's status to the dispatcher.
-
-        Raises:
-            AnsweredError: retry at another worker.
-        """
+        """Report an answer's status to the dispatcher; AnsweredError: retry at another worker."""
         self._failed |= status >= HTTPStatus.BAD_REQUEST
         port, request = self._context.port, self._request
         suspect = bool(request.avoid)
@@ -327,11 +319,7 @@ class Relay:
         return may_differ_elsewhere(status) and self._may_ask_elsewhere(self._at)
 
     def _note_first_byte(self) -> TokenStats:
-        """Call it just before the first byte goes to the client; returns the group's counters.
-
-        Raises:
-            RecalledError: retry elsewhere.
-        """
+        """Just before it; returns the group's counters. RecalledError: retry elsewhere."""
         self._watched.note_started()
         self._started = True
         now_s, good = self._context.clock(), not self._failed

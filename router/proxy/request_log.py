@@ -29,19 +29,11 @@ _MOST_AGAIN = 512
 
 @dataclass(slots=True)
 class RequestLine:
-    """A request's line; None means unknown or not applicable.
-
-    Attributes:
-        began_s: when the head was read.
-        attempts: dispatches to a worker.
-        again: workers and reasons of failed attempts.
-        token: router's token, if it went to a pool.
-        elsewhere: another process writes the line.
-    """
+    """A request's line; None means unknown or not applicable."""
 
     method: str
     path: str
-    began_s: float
+    began_s: float  # when the head was read
     clock: Clock
     status: int | None = None
     request_id: str | None = None
@@ -51,13 +43,13 @@ class RequestLine:
     outcome: str | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
-    attempts: int | None = None
+    attempts: int | None = None  # dispatches to a worker
     pool_s: float | None = None
     engine_s: float | None = None
-    again: str | None = None
+    again: str | None = None  # workers and reasons of failed attempts
     ttft_s: float | None = None
-    token: str | None = None
-    elsewhere: bool = False
+    token: str | None = None  # router's token, if it went to a pool
+    elsewhere: bool = False  # another process writes the line
     _since_s: float | None = None
     _at_engine: bool = False
 
@@ -78,7 +70,6 @@ class RequestLine:
         self._since_s = None
 
     def _go(self, *, at_engine: bool) -> None:
-        """Book the time since the last change of place."""
         now_s = self.clock()
         if self._since_s is not None:
             spent_s = now_s - self._since_s
@@ -101,14 +92,12 @@ class RequestLog:
         self._open: dict[str, RequestLine] = {}
 
     def begin(self, scope: Scope) -> RequestLine:
-        line = scope[_LINE] = RequestLine(
-            scope["method"], scope["path"], self._clock(), self._clock
-        )
+        began_s = self._clock()
+        line = scope[_LINE] = RequestLine(scope["method"], scope["path"], began_s, self._clock)
         scope[_OPEN] = self._open
         return line
 
     def end(self, scope: Scope) -> None:
-        """At debug level for GET and HEAD."""
         line: RequestLine = scope[_LINE]
         if line.token is not None:
             self._open.pop(line.token, None)
@@ -174,18 +163,11 @@ def follow(scope: Scope, request: Request, model: str | None, name: str) -> Requ
     return line
 
 
-def pass_on(scope: Scope) -> None:
-    """The process that now serves the request writes the line."""
+def pass_on(scope: Scope, *, elsewhere: bool = True) -> None:
+    """Another process writes the line, if it serves the request; or after all this one."""
     line: RequestLine | None = scope.get(_LINE)
     if line is not None:
-        line.elsewhere = True
-
-
-def take_back(scope: Scope) -> None:
-    """Write the line here: the other process ended before answering."""
-    line: RequestLine | None = scope.get(_LINE)
-    if line is not None:
-        line.elsewhere = False
+        line.elsewhere = elsewhere
 
 
 def note_sent(scope: Scope, group: str, worker_id: str) -> RequestLine | None:

@@ -17,7 +17,6 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from router.core.errors import EvenstepError, NoWorkerError
-from router.http.refusal import error_body
 from router.proxy.answers import Answer, Header, error_answer, framed
 from router.proxy.client_request import HEADER, head_of
 from router.proxy.context import ServingContext, Source
@@ -38,7 +37,6 @@ class HotPath:
         self.requests = requests
 
     def begin(self, cycle: RequestResponseCycle, tasks: set[asyncio.Task[None]]) -> Exchange | None:
-        """None: the application serves it."""
         scope = cycle.scope
         hot = scope["path"] in ENDPOINTS and scope["method"] == "POST"
         return Exchange(self, cycle, tasks) if hot else None
@@ -168,7 +166,10 @@ class Exchange:
             self._cut_short()
         except Exception:
             log.exception("a request failed")
-            self._fail()
+            if self._cycle.response_started:
+                self._transport.close()
+            else:
+                self.answer(error_answer(EvenstepError("internal error")))
         finally:
             if key is not None and context.door is not None:
                 context.door.leave(key)
@@ -186,13 +187,6 @@ class Exchange:
 
     def _refuse(self, error: EvenstepError) -> None:
         self.answer(dialect_of(self._scope["path"]).error(error_answer(error)))
-
-    def _fail(self) -> None:
-        if self._cycle.response_started:
-            self._transport.close()
-        else:
-            body = error_body("internal error", "InternalServerError", 500)
-            self.answer(Answer(500, body, ((b"content-type", b"application/json"),)))
 
 
 def _ending() -> NoWorkerError:

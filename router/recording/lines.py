@@ -22,10 +22,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
 
 
 class RecordedWorker(msgspec.Struct, frozen=True):
-    """A worker; slots and memory are None until its engine has reported them.
-
-    ``block_tokens``: of a numbered block of its requests; None: it tells no prefix cache.
-    """
+    """A worker; None: not reported. ``block_tokens``: of a numbered block of its requests."""
 
     id: str
     rank: int | None = None
@@ -45,18 +42,14 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """Data common to all other lines.
 
     Attributes:
-        recording: schema number.
-        evenstep: version that recorded it.
-        source: "serve" if the router dispatched the requests itself.
-        started_unix_s: wall clock at the start; all other times count from there.
         policy, dispatch: None from an observer.
         power_levels: calibrated watts of a worker when idle, waiting in a step, and computing.
     """
 
     recording: int = SCHEMA
     evenstep: str
-    source: Literal["serve", "observe"]
-    started_unix_s: float
+    source: Literal["serve", "observe"]  # "serve" if the router dispatched the requests itself
+    started_unix_s: float  # wall clock at the start; all other times count from there
     policy: str | None = None
     dispatch: str | None = None
     power_levels: tuple[float, float, float] | None = None
@@ -64,10 +57,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerLine(msgspec.Struct, frozen=True):
-    """New or changed data of a worker.
-
-    From here on its group's steps list a new worker last. Its group may be new too.
-    """
+    """New or changed data of a worker; from here on its group's steps list a new one last."""
 
     worker: str
     group: str
@@ -82,38 +72,29 @@ class StepLine(msgspec.Struct, frozen=True, gc=False):
     """A completed step; lists have an entry per worker: the header's, then later ones.
 
     Attributes:
-        step: of the furthest rank, without a barrier.
-        time_s: its end.
-        step_s: duration, in the engine's seconds.
         loads: resident KV tokens as the imbalance counts them: 0 for an idle worker, the last load
             for a busy one that did not make this step, None for one that is down or silent.
-        running: engine requests that ran, None as in ``loads``.
         pool, queued: requests waiting in the router, and in the engines.
-        together: all workers with something to run made this step together.
         waiting_s: modelled time spent waiting for the fullest worker, summed over workers.
-        waited_s: the same, as engines measured it.
-        power_w: of each worker's GPUs.
-        preemptions: since the step before.
         prompts: prompt tokens computed in this step, None as in ``loads``; None in recordings that
             do not have them.
-        tokens: output tokens of the step; None as ``prompts``.
     """
 
-    step: int
+    step: int  # of the furthest rank, without a barrier
     group: str
-    time_s: float
-    step_s: float
+    time_s: float  # its end
+    step_s: float  # duration, in the engine's seconds
     loads: list[Count | None]
-    running: list[Count | None]
+    running: list[Count | None]  # engine requests that ran, None as in ``loads``
     pool: Count = 0
     queued: Count = 0
-    together: bool = True
+    together: bool = True  # all workers with something to run made this step together
     waiting_s: float | None = None
-    waited_s: float | None = None
-    power_w: list[float | None] | None = None
-    preemptions: Count = 0
+    waited_s: float | None = None  # the same, as engines measured it
+    power_w: list[float | None] | None = None  # of each worker's GPUs
+    preemptions: Count = 0  # since the step before
     prompts: list[Count | None] | None = None
-    tokens: Count | None = None
+    tokens: Count | None = None  # output tokens of the step; None as ``prompts``
 
     @property
     def imbalance_tokens(self) -> int:
@@ -126,35 +107,26 @@ class RequestLine(msgspec.Struct, frozen=True, gc=False):
     """A completed request; times count from the start.
 
     Attributes:
-        request: number in the order of completion.
-        arrival_s: arrival at the router, or an observer's first sight.
-        dispatched_s: to the worker that ended it; None: never, or not seen.
-        worker: the one that ended it; None: it never left the pool.
-        prompt_tokens: of each of its prompts, preferably as the engine counted them.
-        output_tokens: of all its engine requests together, as far as known.
-        outcome: an ``Outcome``, or "lost" if an observer did not see its end.
-        slots: engine requests that it became.
         blocks: runs of numbers (``BlockNumbers``) of the prompt's full blocks, as far as they are
             known; equal numbers stand for equal prompts up to the block's end. Without a content
             or a cache that is known there are none.
     """
 
-    request: int
+    request: int  # number in the order of completion
     group: str
-    arrival_s: float
-    dispatched_s: float | None
+    arrival_s: float  # arrival at the router, or an observer's first sight
+    dispatched_s: float | None  # to the worker that ended it; None: never, or not seen
     first_token_s: float | None
     ended_s: float
-    worker: str | None
-    prompt_tokens: Count
-    output_tokens: Count
-    outcome: str
-    slots: Annotated[int, msgspec.Meta(ge=1)] = 1
+    worker: str | None  # the one that ended it; None: it never left the pool
+    prompt_tokens: Count  # of each of its prompts, preferably as the engine counted them
+    output_tokens: Count  # of all its engine requests together, as far as known
+    outcome: str  # an ``Outcome``, or "lost" if an observer did not see its end
+    slots: Annotated[int, msgspec.Meta(ge=1)] = 1  # engine requests that it became
     blocks: list[Count] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def block_numbers(self) -> Iterator[int]:
-        """The numbers one by one."""
         runs = self.blocks or ()
         pairs = zip(runs[::2], runs[1::2], strict=False)
         numbers = chain.from_iterable(range(first, first + more) for first, more in pairs)
@@ -162,7 +134,6 @@ class RequestLine(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def outputs(self) -> Iterator[int]:
-        """Output tokens of each engine request that has any, split evenly."""
         parts = max(1, min(self.slots, self.output_tokens))
         return ((self.output_tokens + part) // parts for part in range(parts))
 
@@ -186,13 +157,10 @@ Line = Header | WorkerLine | StepLine | RequestLine | PolicyLine | DroppedLine
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A complete recording.
+    """A complete recording; its header has later workers, too, and the last report of each.
 
-    Attributes:
-        header: with later workers, and the last report of each.
-        steps: with an entry for every worker.
-        complete: false if it breaks off within a line.
-        changes: of the policy; the header has the first.
+    Each step has an entry for every worker. ``complete``: false if it breaks off within a line.
+    ``changes``: of the policy; the header has the first.
     """
 
     header: Header
@@ -294,21 +262,14 @@ def read(lines: Iterable[bytes], name: str) -> Recording:
 
 
 class LineReader:
-    """Reads one recording.
-
-    ``complete``: false if the source broke off within a line, which is left out.
-    """
+    """Reads one recording; ``complete``: false if it broke off within a line, which is left out."""
 
     def __init__(self, name: str) -> None:
         self.complete = True
         self._name = name
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Line]:
-        """The decoded lines, the header first; the last one may be cut off.
-
-        Raises:
-            InputError: no recording, another schema, or a broken line; it names line and remedy.
-        """
+        """The decoded lines, the header first; an InputError names line and remedy."""
         workers: dict[str, set[str]] | None = None
         for number, raw in enumerate(lines, start=1):
             try:

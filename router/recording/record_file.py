@@ -20,10 +20,7 @@ _FLUSH_S = 0.5
 class RecordFile:
     """Overwrites a file with a recorder's lines, gzipped if its name ends in .gz.
 
-    A write error ends the recording and nothing else.
-
-    Raises:
-        ConfigError: the file cannot be written.
+    A write error ends the recording and nothing else; ConfigError: it cannot even begin.
     """
 
     def __init__(self, path: Path, recorder: Recorder) -> None:

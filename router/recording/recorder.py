@@ -16,19 +16,8 @@ from router.core.state.group import Group
 from router.core.state.step_watch import ClosedStep
 from router.core.state.worker import Worker
 from router.core.types import Outcome, Request
+from router.recording import lines
 from router.recording.block_numbers import BlockNumbers
-from router.recording.lines import (
-    DroppedLine,
-    Header,
-    Line,
-    PolicyLine,
-    RecordedGroup,
-    RecordedWorker,
-    RequestLine,
-    WorkerLine,
-    encode,
-    step_line,
-)
 
 # About ten minutes of a group of 64 workers.
 ROOM_BYTES = 16 << 20
@@ -65,22 +54,17 @@ class Listener:
             self._bytes += len(line)
 
     def take(self) -> bytes:
-        """The buffered lines, then the number dropped since the last call."""
         if self._dropped:
-            self._lines.append(encode(DroppedLine(self._dropped)))
-        lines, self._lines = self._lines, []
+            self._lines.append(lines.encode(lines.DroppedLine(self._dropped)))
+        taken, self._lines = self._lines, []
         self._bytes = self._dropped = 0
-        return b"".join(lines)
+        return b"".join(taken)
 
 
+@dataclass(slots=True)
 class _Times:
-    """Dispatch, and first byte of the answer."""
-
-    __slots__ = ("dispatched_s", "first_byte_s")
-
-    def __init__(self, dispatched_s: float) -> None:
-        self.dispatched_s = dispatched_s
-        self.first_byte_s: float | None = None
+    dispatched_s: float
+    first_byte_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +76,7 @@ class _Columns:
 
 
 class Recorder:
-    """Makes lines of steps and requests while there are listeners.
-
-    ``clock``: monotonic, the one of the requests' arrivals.
-    """
+    """Makes lines of steps and requests while there are listeners; ``clock``: of the arrivals."""
 
     def __init__(
         self, cluster: Cluster, setting: Setting, clock: Callable[[], float], started_unix_s: float
@@ -109,7 +90,7 @@ class Recorder:
         self._times: dict[str, _Times] = {}
         self._blocks = BlockNumbers()
         self._requests = 0
-        self._known: dict[str, RecordedWorker] = {}
+        self._known: dict[str, lines.RecordedWorker] = {}
         self._columns: dict[str, _Columns] = {}
         self._look_s = 0.0
 
@@ -121,7 +102,7 @@ class Recorder:
                 self._watch(group)
         self._look(self._clock())
         setting, levels = self._setting, self._setting.power_levels
-        header = Header(
+        header = lines.Header(
             evenstep=version("evenstep"),
             source=setting.source,
             started_unix_s=self._started_unix_s,
@@ -129,14 +110,14 @@ class Recorder:
             dispatch=setting.dispatch,
             power_levels=None if levels is None else astuple(levels),
             groups={
-                name: RecordedGroup(
+                name: lines.RecordedGroup(
                     columns.lockstep if setting.source == "serve" else None,
                     tuple(map(self._known.__getitem__, columns.workers)),
                 )
                 for name, columns in self._columns.items()
             },
         )
-        listener.put(encode(header))
+        listener.put(lines.encode(header))
         self._listeners.append(listener)
         return listener
 
@@ -154,7 +135,7 @@ class Recorder:
         before, self._setting = self._setting, setting
         decided = setting.policy, setting.dispatch
         if decided != (before.policy, before.dispatch):
-            self._record(PolicyLine(self.since_start(self._clock()), *decided))
+            self._record(lines.PolicyLine(self.since_start(self._clock()), *decided))
 
     def since_start(self, time_s: float) -> float:
         return round(time_s - self._started_s, 6)
@@ -169,13 +150,10 @@ class Recorder:
         slots: int = 1,
         blocks: list[int] | UnsetType = UNSET,
     ) -> None:
-        """Record a request that ends now.
-
-        ``tokens``: prompt, output. ``times_s``: arrival, dispatch, first token.
-        """
+        """It ends now; ``tokens``: prompt, output; ``times_s``: arrival, dispatch, first token."""
         arrival_s, *others = times_s
         dispatched_s, first_token_s = (None if t is None else self.since_start(t) for t in others)
-        line = RequestLine(
+        line = lines.RequestLine(
             request=self._requests,
             group=group,
             arrival_s=self.since_start(arrival_s),
@@ -237,7 +215,7 @@ class Recorder:
             self._look(now_s)
         time_s = now_s - self._started_s
         workers = self._columns[group.name].workers
-        self._record(step_line(group.name, workers, closed, time_s, group.waiting))
+        self._record(lines.step_line(group.name, workers, closed, time_s, group.waiting))
 
     def _look(self, now_s: float) -> None:
         self._look_s = now_s + _LOOK_S
@@ -250,13 +228,13 @@ class Recorder:
                 if self._known.get(known.id) != known:
                     self._known[known.id] = known
                     reported = known.slots, known.kv_tokens, known.rank
-                    line = WorkerLine(
+                    line = lines.WorkerLine(
                         known.id, group.name, *reported, group.lockstep, known.block_tokens
                     )
                     self._record(line)
 
-    def _record(self, line: Line) -> None:
-        encoded, needed = encode(line), isinstance(line, WorkerLine | PolicyLine)
+    def _record(self, line: lines.Line) -> None:
+        encoded, needed = lines.encode(line), isinstance(line, lines.WorkerLine | lines.PolicyLine)
         for listener in self._listeners:
             listener.put(encoded, needed=needed)
 
@@ -267,8 +245,8 @@ def _together(block_tokens: int) -> int:
 
 
 def _described(
-    worker: Worker, before: RecordedWorker | None, block_tokens: int | None
-) -> RecordedWorker:
+    worker: Worker, before: lines.RecordedWorker | None, block_tokens: int | None
+) -> lines.RecordedWorker:
     """The worker's current data; its last report holds while it is silent."""
     spec, feed = worker.spec, worker.feed
     slots = before.slots if before else None
@@ -278,4 +256,4 @@ def _described(
     numbered = before.block_tokens if before else None
     if block_tokens is not None:
         numbered = block_tokens * _together(block_tokens)
-    return RecordedWorker(spec.id, spec.rank, spec.slots or slots, kv_tokens, numbered)
+    return lines.RecordedWorker(spec.id, spec.rank, spec.slots or slots, kv_tokens, numbered)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 
 from router.access.door import Door
@@ -12,6 +10,7 @@ from router.access.key_files import (
 )
 from router.access.key_limits import KeyLimits
 from router.access.key_ring import KeyRing
+from router.config.live import Part
 from router.config.serve_settings import ServeSettings
 from router.core.clock import Clock
 
@@ -21,9 +20,8 @@ log = logging.getLogger(__name__)
 class Access:
     """Clients' keys and operators' keys; ConfigError if they cannot be read.
 
-    Attributes:
-        clients: None: no key is needed.
-        operators: keys to the admin port; None: it serves this machine only.
+    Where ``clients`` is None, no key is needed; without ``operators`` the admin port serves this
+    machine only.
     """
 
     def __init__(self, settings: ServeSettings, clock: Clock) -> None:
@@ -38,10 +36,11 @@ class Access:
         self._name()
 
     @property
-    def read_again(self) -> frozenset[str]:
-        """Settings that can change: checks are not turned on at run time."""
+    def part(self) -> Part:
+        """Files are read again even if their names are the same; checks are not turned on later."""
         sources = {"api_key_file": self.clients, "admin_key_file": self.operators}
-        return frozenset(name for name, source in sources.items() if source is not None)
+        given = frozenset(name for name, source in sources.items() if source is not None)
+        return Part(self.take, self.check, given)
 
     def weight(self, tenant: str) -> float:
         return 1.0 if self.clients is None else self.clients.weight(tenant)
@@ -55,13 +54,8 @@ class Access:
 
     def check(self, settings: ServeSettings) -> None:
         """Read the keys again, or raise ConfigError; ``take`` puts them in force."""
-        files = (
-            (self.clients, settings.api_key_file),
-            (self.operators, settings.admin_key_file),
-        )
-        self._checked = [
-            (source, source.read(file)) for source, file in files if source is not None
-        ]
+        files = ((self.clients, settings.api_key_file), (self.operators, settings.admin_key_file))
+        self._checked = [(source, source.read(file)) for source, file in files if source]
 
     def take(self, settings: ServeSettings) -> None:
         """Requests of removed keys go on."""

@@ -3,9 +3,10 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from router.config.live import Part
 from router.config.serve_settings import ServeSettings
@@ -15,7 +16,7 @@ from router.core.policies.bfio.calibration import moves_within, must_compile
 from router.core.policies.bfio.solver import DEFAULT_MOVES
 from router.core.policies.policy_protocol import Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
-from router.core.types import DEFAULT_SLOTS, WorkerSpec
+from router.core.types import DEFAULT_SLOTS
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.group_queue import DispatchSettings
 
@@ -42,8 +43,7 @@ class DecidingSettings:
         return LookAhead(signal, profile, self.horizon, self.discount, self.tie_weight)
 
 
-@dataclass(frozen=True, slots=True)
-class Deciding:
+class Deciding(NamedTuple):
     """Factories of a group's policy, fallback policy and look-ahead."""
 
     policy: Callable[[], Policy]
@@ -54,7 +54,12 @@ class Deciding:
 def deciding(settings: ServeSettings) -> Deciding:
     """The factories for the configured policy."""
     choice = settings.of(DecidingSettings)
-    chosen = PolicySettings(seed=choice.seed, moves=_moves(choice, settings.workers))
+    moves, decoding = DEFAULT_MOVES, [spec for spec in settings.workers if spec.role != "prefill"]
+    if choice.policy == "bfio" and decoding:
+        # What the solver's time allows on this machine, for the largest group.
+        workers = max(Counter(spec.group for spec in decoding).values())
+        moves = _measured(choice.solver_ms, workers, decoding[0].slots or DEFAULT_SLOTS)
+    chosen = PolicySettings(seed=choice.seed, moves=moves)
     row = POLICIES[choice.policy]
     return Deciding(
         lambda: row.make(chosen),
@@ -78,16 +83,6 @@ def balancing(settings: ServeSettings, dispatcher: Dispatcher) -> Part:
         dispatcher.configure(settings.of(DispatchSettings))
 
     return Part(take)
-
-
-def _moves(choice: DecidingSettings, specs: Sequence[WorkerSpec]) -> int:
-    """What the solver's time allows on this machine, for the largest group."""
-    if choice.policy != "bfio" or not specs:
-        return DEFAULT_MOVES
-    decoding = [spec for spec in specs if spec.role != "prefill"]
-    workers = max(Counter(spec.group for spec in decoding).values())
-    slots = decoding[0].slots or DEFAULT_SLOTS
-    return _measured(choice.solver_ms, workers, slots)
 
 
 @lru_cache

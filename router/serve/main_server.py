@@ -34,10 +34,8 @@ _LINGER_S = 0.5
 class MainServer(uvicorn.Server):
     """Serves until a signal ends it.
 
-    Args:
-        reload: called at SIGHUP, one call at a time; None: SIGHUP is not handled.
-        inherited: another process keeps the socket open.
-        others: other processes still depend on this one.
+    ``reload`` is called at SIGHUP, one call at a time; None: SIGHUP is not handled. ``inherited``:
+    another process keeps the socket open. ``others``: other processes still depend on this one.
     """
 
     def __init__(
@@ -168,10 +166,7 @@ class MainServer(uvicorn.Server):
     async def _until(
         self, condition: Callable[[], bool], longest_s: float, *, hurried: bool = True
     ) -> None:
-        """With ``hurried`` a second signal ends the wait.
-
-        It polls: uvicorn's sets of tasks and connections send no event.
-        """
+        """It polls: uvicorn's sets send no event. With ``hurried`` a second signal ends it."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + longest_s
         while not condition() and loop.time() < end_s:

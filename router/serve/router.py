@@ -23,7 +23,7 @@ from router.admin.worker_routes import add_workers
 from router.api.app import create_app
 from router.api.front import Front
 from router.api.shared_routes import add_instance, add_metrics
-from router.config.live import Reload
+from router.config.live import Part, Reload
 from router.config.serve_settings import ServeSettings
 from router.core.events import EngineFailed
 from router.core.policies.bfio.compiled import njit
@@ -49,7 +49,9 @@ from router.http.listening import server_config
 from router.http.port import DataPlane, EndingSettings, Lifecycle
 from router.http.refusal import HttpCounts
 from router.logs import start_logging
+from router.metrics.other import HTTP_ROWS, PROCESS_ROWS
 from router.metrics.render import Metrics
+from router.metrics.workers import AGENT_ROWS, GAUGE_ROWS, HEALTH_ROWS, KV_EVENT_ROWS, SNAPSHOT_ROWS
 from router.proxy.attempts import Attempts
 from router.proxy.context import RelayContext, RelaySettings
 from router.proxy.kv_transfer import Bootstraps, KvTransfer
@@ -57,22 +59,17 @@ from router.proxy.model_tokenizer import tokenizer_of
 from router.proxy.request_log import RequestLog
 from router.proxy.splice import HotPath
 from router.recording.record_file import RecordFile
-from router.recording.recorder import Recorder
-from router.serve import reloadable
+from router.recording.recorder import Recorder, Setting
 from router.serve.access import Access
 from router.serve.balancing import balancing, deciding
 from router.serve.main_server import MainServer
-from router.serve.sockets import admin_tls, opened
+from router.serve.sockets import admin_tls, certificate, opened
 
 log = logging.getLogger(__name__)
 
 
 def run(settings: ServeSettings, read: Callable[[], ServeSettings]) -> None:
-    """Serve until SIGINT or SIGTERM.
-
-    Raises:
-        ConfigError: an address cannot be bound.
-    """
+    """Serve until SIGINT or SIGTERM; ConfigError: an address cannot be bound."""
     start_logging(settings.log_level, settings.log_format)
     tls = settings.tls
     with opened(settings) as ports:
@@ -93,11 +90,8 @@ class _Runs(Protocol):
 class Router:
     """Every part of a router that decides.
 
-    Args:
-        read: reads the settings again.
-        tls: certificate of the clients' port.
-        admin: listening socket of the admin port.
-        processes: counters of the router's processes; None: this is the only one.
+    ``read`` reads the settings again. ``tls`` is the certificate of the clients' port, ``admin``
+    the listening socket of the admin port. Without ``processes`` this is the only one.
 
     Attributes:
         app: application of the clients' port; its lifespan is ``running``.
@@ -140,20 +134,14 @@ class Router:
         # What clients and operators see, and what may change while all this runs.
         self.requests, self.counts, self.streams = RequestLog(self.clock), HttpCounts(), Streams()
         self.cluster.watchers.append(self.requests)
-        self.recorder = Recorder(
-            self.cluster, reloadable.recorded(settings), self.clock, time.time()
-        )
+        self.recorder = Recorder(self.cluster, _recorded(settings), self.clock, time.time())
         self._files = [RecordFile(Path(settings.record), self.recorder)] if settings.record else []
         # Parts that may reject new settings come first.
         parts = [
-            *([] if tls is None else [reloadable.certificate(tls)]),
-            reloadable.keys(self.access),
-            reloadable.workers(self.fleet),
+            *([] if tls is None else [certificate(tls)]),
+            self.access.part,
+            Part(self._take, lambda settings: self.fleet.check(settings.workers)),
             balancing(settings, self.dispatcher),
-            reloadable.watching(self.health, self.gauges),
-            reloadable.patience(self.relay),
-            reloadable.recording(self.recorder),
-            reloadable.ending(self.lifecycle),
         ]
         self.reload = Reload(settings, read, parts, deciding)
         self._show()
@@ -220,41 +208,49 @@ class Router:
         followers = self.urls, self.agents, self.gauges, self.models, self.health, *streams
         self.fleet = Fleet(cluster, dispatcher, followers, self.attempts.break_off, specs)
 
+    def _take(self, settings: ServeSettings) -> None:
+        self.fleet.change(settings.workers, settings.lockstep)
+        self.health.settings = settings.of(HealthSettings)
+        self.gauges.settings = settings.of(GaugeSettings)
+        self.relay.settings = settings.of(RelaySettings)
+        self.recorder.change(_recorded(settings))
+        self.lifecycle.settings = settings.of(EndingSettings)
+
     def _show(self) -> None:
         self.problem = self.snapshots.problem
+        counters = (
+            (SNAPSHOT_ROWS, self.snapshots),
+            (AGENT_ROWS, self.agents),
+            (HEALTH_ROWS, self.health),
+            (GAUGE_ROWS, self.gauges),
+            (KV_EVENT_ROWS, self.kv_events),
+            (HTTP_ROWS, self.counts),
+            (PROCESS_ROWS, self.processes or ProcessCounts()),
+        )
         self.metrics = Metrics(
-            self.cluster,
-            self.clock,
-            snapshots=self.snapshots,
-            agents=self.agents,
-            deciders=self.dispatcher.deciders,
-            health=self.health,
-            gauges=self.gauges,
-            kv_events=self.kv_events,
-            limits=self.access.limits,
-            http=self.counts,
-            processes=self.processes or ProcessCounts(),
+            self.cluster, self.clock, counters, self.dispatcher.deciders, self.access.limits
         ).render
-        self.status = Status(
+        status = Status(
             self.cluster, self.clock, self.dispatcher.deciders, self.problem, self.health.emulated
         )
+
+        def page() -> bytes:
+            settings = self.reload.settings
+            calibrated = settings.power_levels is not None
+            footing = Footing(settings.policy, settings.lookahead, njit is not None, calibrated)
+            return msgspec.json.encode(status.read(footing))
+
         self.admin = create_admin(
             [
                 partial(add_metrics, render=self.metrics),
                 partial(add_instance, deciders=self.dispatcher.deciders),
-                partial(add_page, render=self._page, streams=self.streams),
+                partial(add_page, render=page, streams=self.streams),
                 partial(add_recording, recorder=self.recorder, streams=self.streams),
                 partial(add_workers, fleet=self.fleet),
                 partial(add_settings, reload=self.reload),
             ],
             self.access.operators,
         )
-
-    def _page(self) -> bytes:
-        settings = self.reload.settings
-        calibrated = settings.power_levels is not None
-        footing = Footing(settings.policy, settings.lookahead, njit is not None, calibrated)
-        return msgspec.json.encode(self.status.read(footing))
 
     def _hot_path(self, plane: DataPlane) -> HotPath | None:
         if plane is DataPlane.ASGI:
@@ -294,6 +290,10 @@ class Router:
         # After a clean end both are 0.
         waiting, flying = self.dispatcher.under_way
         log.info("ended; %d requests in flight, %d waiting", flying, waiting)
+
+
+def _recorded(settings: ServeSettings) -> Setting:
+    return Setting("serve", settings.policy, settings.dispatch.value, settings.levels)
 
 
 def make_dispatcher(

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import logging
 import socket
@@ -8,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from router.config.live import Part
 from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError
 from router.http.listening import listen, listen_together, url
 from router.http.port import is_loopback, loopback
+from router.http.tls import load
 from router.systemd import given_sockets
 
 log = logging.getLogger(__name__)
@@ -19,13 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Bound sockets.
-
-    Attributes:
-        listeners: of the clients' port, one for each process that serves it.
-        admin: None: no admin port.
-        inherited: systemd shares the single listener and keeps it open.
-    """
+    """Bound sockets; ``inherited``: systemd shares the single listener and keeps it open."""
 
     listeners: list[socket.socket]
     admin: socket.socket | None
@@ -46,12 +40,7 @@ class Ports:
 
 @contextlib.contextmanager
 def opened(settings: ServeSettings) -> Iterator[Ports]:
-    """Bind the ports; close them when the block ends.
-
-    Raises:
-        ConfigError: an address cannot be bound, or the admin port would be reachable from
-            outside without a key.
-    """
+    """Bind the ports for the block; ConfigError: one cannot be bound, or needs a key."""
     if settings.port and settings.admin_port == settings.port:
         raise ConfigError(f"--admin-port {settings.port} is --port as well; give another")
     with contextlib.ExitStack() as sockets:
@@ -73,6 +62,20 @@ def opened(settings: ServeSettings) -> Iterator[Ports]:
             if settings.admin_key_file is None:
                 loopback(admin.getsockname()[0])
         yield Ports(listeners, admin, "http" in given)
+
+
+def certificate(shown: ssl.SSLContext) -> Part:
+    """The certificate for new clients, read again even if the file names are unchanged."""
+
+    def check(settings: ServeSettings) -> None:
+        if settings.certificate is None:
+            raise ConfigError("tls_cert is gone: a port that speaks HTTPS does so until it ends")
+
+    def take(settings: ServeSettings) -> None:
+        if settings.certificate is not None:
+            load(shown, *settings.certificate)
+
+    return Part(take, check, frozenset({"tls_cert", "tls_key"}))
 
 
 def admin_tls(admin: socket.socket, tls: ssl.SSLContext | None) -> ssl.SSLContext | None:

@@ -15,7 +15,6 @@ from router.core.errors import ConfigError
 from router.core.types import Outcome, WorkerSpec
 from router.engines.health_checks import HealthMonitor, HealthSettings
 from router.proxy.endpoints import ENDPOINTS
-from router.serve import reloadable
 from router.serve.access import Access
 from tests.support.scripted import ScriptedServer, scripted, soon, until
 from tests.support.serving import Router, serving
@@ -197,7 +196,7 @@ def test_where_nobody_needed_a_key_it_takes_a_new_start_to_ask_for_keys(tmp_path
     keys = tmp_path / "keys"
     keys.write_text(KEYS)
     given = ServeSettings(api_key_file=str(keys), admin_key_file=str(keys))
-    open_, keyed = (reloadable.keys(Access(each, lambda: 0.0)) for each in (ServeSettings(), given))
+    open_, keyed = (Access(each, lambda: 0.0).part for each in (ServeSettings(), given))
     assert not open_.given
     assert keyed.given == {"api_key_file", "admin_key_file"}
 

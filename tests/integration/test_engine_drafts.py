@@ -38,7 +38,7 @@ def made(snapshots: list[Snapshot]) -> tuple[list[int], Feed]:
     for snapshot in snapshots:
         feed.apply(snapshot, 0.0)
         for engine_id, part in feed._parts.items():
-            made[engine_id] = feed._rows.generated_tokens(part.place)
+            made[engine_id] = feed.rows.generated_tokens(part.place)
         for _, departure in feed.departures:
             if departure.completed:  # one that is preempted makes nothing in that step
                 made[departure.engine_id] = departure.generated_tokens

@@ -18,7 +18,9 @@ from router.engines.kv_event_reader import KvEventReader
 from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
 from router.http.refusal import HttpCounts
+from router.metrics.other import HTTP_ROWS
 from router.metrics.render import Metrics
+from router.metrics.workers import AGENT_ROWS, GAUGE_ROWS, HEALTH_ROWS, KV_EVENT_ROWS, SNAPSHOT_ROWS
 from tests.support.dispatching import dispatch_settings
 
 SPECS = [
@@ -56,18 +58,17 @@ class Bench:
         )
         self.agents = PowerAgents(specs, apply, lambda: self.now_s)
         self.limits = KeyLimits()
-        self.metrics = Metrics(
-            self.dispatcher.cluster,
-            lambda: self.now_s,
-            snapshots=self.snapshots,
-            agents=self.agents,
-            deciders=self.dispatcher.deciders,
-            health=self.health,
-            gauges=self.gauges,
-            kv_events=KvEventReader([], apply, bool, lambda: self.now_s, self.snapshots.sockets),
-            limits=self.limits,
-            http=HttpCounts(),
+        kv_events = KvEventReader([], apply, bool, lambda: self.now_s, self.snapshots.sockets)
+        counters = (
+            (SNAPSHOT_ROWS, self.snapshots),
+            (AGENT_ROWS, self.agents),
+            (HEALTH_ROWS, self.health),
+            (GAUGE_ROWS, self.gauges),
+            (KV_EVENT_ROWS, kv_events),
+            (HTTP_ROWS, HttpCounts()),
         )
+        cluster, deciders = self.dispatcher.cluster, self.dispatcher.deciders
+        self.metrics = Metrics(cluster, lambda: self.now_s, counters, deciders, self.limits)
 
     def step(self, step: int, **loads_tokens: int) -> None:
         """Let workers report a step with these loads."""

@@ -30,23 +30,17 @@ class _Account:
     """Energy account of one worker.
 
     Attributes:
-        pending_j: joules not divided yet.
-        span: work done since the last division.
-        epoch: its engine's start; None while no snapshot has told it.
-        covered: true if its meter counts that time.
-        open: true if it has reported a step that others have not finished.
-        step: last reported step, of a worker that steps alone.
         waited_s, asked: in the last step, its measured wait, and the work of metered requests.
     """
 
     shares: RequestShares
     counter: EnergyCounter = field(default_factory=EnergyCounter)
-    epoch: str | None = None
+    epoch: str | None = None  # its engine's start; None while no snapshot has told it
     time_s: float | None = None
-    pending_j: float = 0.0
-    span: Span = field(default_factory=Span)
-    covered: bool = False
-    open: bool = False
+    pending_j: float = 0.0  # joules not divided yet
+    span: Span = field(default_factory=Span)  # work done since the last division
+    covered: bool = False  # true if its meter counts that time
+    open: bool = False  # true if it has reported a step that others have not finished
     idle: bool = False
     step: int = -1
     waited_s: float | None = None
@@ -54,11 +48,7 @@ class _Account:
 
 
 class GroupEnergy:
-    """Energy sums over the steps of one group; they keep the share of workers that left.
-
-    Args:
-        levels: calibrated power; None: joules of steps cannot be divided.
-    """
+    """Sums over a group's steps; joules of steps are divided by calibrated ``levels`` only."""
 
     def __init__(self, levels: PowerLevels | None = None) -> None:
         self.joules = Joules()
@@ -81,11 +71,7 @@ class GroupEnergy:
         idle: bool,
         stepped: bool,
     ) -> None:
-        """Record a worker's message, perhaps with power or energy counter.
-
-        ``asked``: work by metered request in the step. ``idle``: nothing ran since the message
-        before. ``stepped``: the step is new.
-        """
+        """``asked``: work of metered requests; ``idle``: nothing ran since the last message."""
         account = self._account(worker_id)
         self._returned(worker_id, account, snapshot)
         step_s = snapshot.step_s if stepped else 0.0
@@ -140,14 +126,7 @@ class GroupEnergy:
         step_s: float,
         cost: StepTime | None,
     ) -> None:
-        """Close a step.
-
-        Args:
-            work: of the workers that reported it.
-            waits: modelled wait of each for the slowest; empty if unknown.
-            step_s: its duration.
-            cost: of the work; None: unknown.
-        """
+        """``work``: of workers that reported it; ``waits``: modelled, empty if unknown."""
         for worker_id, account in self._accounts.items():
             if account.open and worker_id in work:
                 waited_s = waits.get(worker_id) if account.waited_s is None else account.waited_s
@@ -172,10 +151,7 @@ class GroupEnergy:
             account.asked = {i: work for i, work in account.asked.items() if i != request_id}
 
     def leave(self, worker_id: str) -> None:
-        """Close a worker's account; undivided joules become unknown.
-
-        Its requests keep their joules, since the worker may return.
-        """
+        """Undivided joules become unknown; requests keep theirs: the worker may return."""
         account = self._accounts.pop(worker_id, None)
         if account is None:
             return

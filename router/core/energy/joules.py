@@ -8,7 +8,8 @@ calibrated power, so the parts always add up to the counter.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
+from operator import add
 
 import msgspec
 
@@ -19,17 +20,13 @@ from router.core.types import Snapshot
 
 _BY_TOKENS = StepTime(0.0, 1.0)
 
+# Silence after which an agent's last power value is unknown again.
 METER_SILENT_S = 10.0
-"""Silence after which an agent's last power value is unknown again."""
 
 
 @dataclass(frozen=True, slots=True)
 class PowerLevels:
-    """Calibrated power of one worker's GPUs, watts; ``spin_w``: waiting in a step.
-
-    Raises:
-        ConfigError: one is not above 0, or idle power is not the lowest.
-    """
+    """Calibrated watts of one worker's GPUs; ``spin_w``: waiting in a step. ConfigError: wrong."""
 
     idle_w: float
     spin_w: float
@@ -49,13 +46,10 @@ class PowerLevels:
 
 @dataclass(frozen=True, slots=True)
 class Joules:
-    """Energy by use.
+    """Energy by use; ``idle_j``: between steps, without work.
 
-    Attributes:
-        waiting_j: waiting for the group's fullest worker.
-        idle_j: between steps, without work.
-        unknown_j: steps that cannot be divided: levels not calibrated, or wait unknown. Also what a
-            worker used while nothing was heard of it.
+    ``unknown_j``: steps that cannot be divided: levels not calibrated, or wait unknown. Also what a
+    worker used while nothing was heard of it.
     """
 
     useful_j: float = 0.0
@@ -68,12 +62,7 @@ class Joules:
         return self.useful_j + self.waiting_j + self.idle_j + self.unknown_j
 
     def __add__(self, other: Joules) -> Joules:
-        return Joules(
-            self.useful_j + other.useful_j,
-            self.waiting_j + other.waiting_j,
-            self.idle_j + other.idle_j,
-            self.unknown_j + other.unknown_j,
-        )
+        return Joules(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(slots=True)
@@ -140,12 +129,7 @@ class EnergyCounter:
 
 
 class AgentMeter:
-    """Power and energy of one worker by an agent, where its engine reports none itself.
-
-    Attributes:
-        told: latest report; None before the first.
-        replaced: true if the engine reports its own.
-    """
+    """Power and energy by an agent; ``replaced``: the worker's engine reports its own."""
 
     def __init__(self) -> None:
         self.told: PowerTold | None = None
@@ -179,7 +163,6 @@ class RequestShares:
     def step(
         self, step_s: float, whole: Work, parts: Mapping[str, Work], cost: StepTime | None
     ) -> None:
-        """Record a step's work, of all requests and of the metered ones."""
         if not parts:
             return
         cost = cost if cost is not None and cost.work_s(*whole) > 0 else _BY_TOKENS
@@ -189,7 +172,6 @@ class RequestShares:
             self._open_s[request_id] = self._open_s.get(request_id, 0.0) + share_s
 
     def pay(self, joules: float, seconds: float) -> None:
-        """Divide the energy of the steps since the last call."""
         if seconds <= 0:
             return
         self._power_w = joules / seconds

@@ -10,8 +10,8 @@ import numpy as np
 
 from router.core.energy.joules import Span
 
+# Seconds of each activity, summed over workers, below which there is no result.
 LEAST_S = 0.5
-"""Seconds of each activity, summed over workers, below which there is no result."""
 
 STATES = ("idle", "waiting", "computing")
 
@@ -23,10 +23,7 @@ _WORST_ERROR = 0.1
 
 @dataclass(frozen=True, slots=True)
 class FittedLevels:
-    """Power in watts by ``STATES``, with its standard errors.
-
-    ``explained`` is the share of the variance of power explained, 0 to 1.
-    """
+    """Power by ``STATES``, with standard errors and the share of power's variance explained."""
 
     watts: tuple[float, float, float]
     error_w: tuple[float, float, float]
@@ -37,12 +34,11 @@ class LevelFit:
     """Sums over the spans of a group's workers; a span's error grows as the root of its length.
 
     Attributes:
-        seconds: time of all spans by ``STATES``.
         unknown_s: time of spans left out, since the wait in some of their steps is unknown.
     """
 
     def __init__(self) -> None:
-        self.seconds = [0.0, 0.0, 0.0]
+        self.seconds = [0.0, 0.0, 0.0]  # time of all spans by ``STATES``
         self.unknown_s = 0.0
         self._spans = 0
         self._length_s = self._energy_j = self._energy_w = 0.0

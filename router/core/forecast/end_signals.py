@@ -26,9 +26,6 @@ class Departure(msgspec.Struct, frozen=True, gc=False):
     """An engine request that left its worker.
 
     Attributes:
-        completed: true if it ended by itself or at its cap; false if aborted or failed.
-        max_tokens: its cap, or ``NO_CAP``.
-        engine_id: None: unknown.
         from_tokens: output at its first sight, or at its return after a preemption or a silence;
             earlier departures cover the output before.
     """
@@ -36,9 +33,9 @@ class Departure(msgspec.Struct, frozen=True, gc=False):
     id: int
     prompt_tokens: int
     generated_tokens: int
-    completed: bool
-    max_tokens: int
-    engine_id: str = ""
+    completed: bool  # true if it ended by itself or at its cap; false if aborted or failed
+    max_tokens: int  # its cap, or ``NO_CAP``
+    engine_id: str = ""  # empty: unknown
     from_tokens: int = 0
 
     @property
@@ -53,15 +50,11 @@ class Departure(msgspec.Struct, frozen=True, gc=False):
 
 @runtime_checkable
 class LearningSignal(Signal, Protocol):
-    """Learns from departures.
-
-    While it is not stale, its prediction for a request depends on that request alone.
-    """
+    """Learns from departures; unless stale, a request's prediction depends on it alone."""
 
     @property
     def stale(self) -> bool:
         """True if it must observe before the next prediction."""
-        ...
 
     def observe(self, running: Running) -> None: ...
 
@@ -69,7 +62,6 @@ class LearningSignal(Signal, Protocol):
 
     def advance(self, steps: int) -> None:
         """Count steps; the ends at them have been reported."""
-        ...
 
 
 class NoSignal:
@@ -254,7 +246,6 @@ class SurvivalSignal:
             self.stale = True
 
     def observe(self, running: Running) -> None:
-        """Update the curves if that is due."""
         if not self.stale:
             return
         age = np.minimum(running.generated_tokens, self._longest)
@@ -289,20 +280,12 @@ def _bucket(prompt_tokens: Ints) -> Ints:
 
 
 class SkillMeter:
-    """Brier skill of a signal's predictions of ends.
+    """Brier skill of a signal's predictions of ends, ``steps`` ahead.
 
     The score is the mean of (chance - outcome)^2. The skill is 1 less the ratio of the score to
-    that of the base rate: 1 for an oracle, 0 for no gain. It notes a sample of the running
-    requests, and the next one once these outcomes are known. Aborted requests are left out.
-
-    Args:
-        steps: number of steps ahead.
-        sample: requests noted at a time.
-        memory: outcomes after which an older one counts 1/e.
-        evidence: outcomes of each kind needed for a result.
-
-    Attributes:
-        due: true if no noted outcome is pending.
+    that of the base rate: 1 for an oracle, 0 for no gain. It notes a ``sample`` of the running
+    requests, and the next one once these outcomes are known (``due``), without aborted requests.
+    After ``memory`` outcomes an older one counts 1/e; ``evidence`` of each kind makes a result.
     """
 
     def __init__(
@@ -327,7 +310,6 @@ class SkillMeter:
         return 1 - float(errors / (ends * (1 - ends / count)))
 
     def note(self, running: Running, signal: Signal) -> None:
-        """Note the signal's predictions before step k; needs ``due``."""
         count, sample = len(running.id), running
         if count > self._sample:
             sample = running.take(slice(None, None, -(-count // self._sample)))

@@ -34,22 +34,18 @@ class WorkProfile:
     Attributes:
         growth: tokens gained per step: 1 for plain decoding, more with accepted drafts, 0 for
             constant work.
-        window: tokens that a sliding-window layer attends to; None: full attention.
-        window_share: fraction of the layers with the window.
-        request_tokens: fixed cost of a running request, t_r / t_l.
         prefill_beta: work per computed prompt token, t_p / t_l; 0 where other workers prefill.
-        prefill_chunk: most prompt tokens of a request per step.
 
     Raises:
         ValueError: a value is out of range.
     """
 
     growth: float = 1.0
-    window: int | None = None
-    window_share: float = 1.0
-    request_tokens: float = 0.0
+    window: int | None = None  # tokens that a sliding-window layer attends to; None: full attention
+    window_share: float = 1.0  # fraction of the layers with the window
+    request_tokens: float = 0.0  # fixed cost of a running request, t_r / t_l
     prefill_beta: float = 0.0
-    prefill_chunk: int = DEFAULT_CHUNK
+    prefill_chunk: int = DEFAULT_CHUNK  # most prompt tokens of a request per step
 
     def __post_init__(self) -> None:
         for name in ("growth", "request_tokens", "prefill_beta"):
@@ -80,10 +76,8 @@ class WorkProfile:
         tokens a prompt counts in full from its request's first step, computed or not, as in
         snapshots.
 
-        Args:
-            tokens: shape (n,), prompt and generated tokens at the next step.
-            prefill_left: shape (n,), prompt tokens still to be computed.
-            steps: K; the result has shape (n, K).
+        ``tokens`` are prompt and generated ones at the next step; both arrays have shape (n,), the
+        result (n, K) with K ``steps``.
         """
         if self.plain:
             ahead = np.arange(steps, dtype=np.float64)
@@ -131,24 +125,16 @@ class Running:
     """Running engine requests of a group, one row each; every column has shape (n,).
 
     A dispatched request that no engine has shown yet has no output and its whole prompt to compute.
-
-    Attributes:
-        id: unique among running requests.
-        worker: index, 0 to G - 1.
-        max_tokens: cap of its output, or ``NO_CAP``.
-        end_probability: the engine's, that the next token is the last; nan if not reported.
-        prefill_left: prompt tokens still to be computed.
-        from_tokens: output at its first sight; see ``Departure``.
     """
 
-    id: Ints
-    worker: Ints
+    id: Ints  # unique among running requests
+    worker: Ints  # index, 0 to G - 1
     prompt_tokens: Ints
     generated_tokens: Ints
-    max_tokens: Ints
-    end_probability: Floats
+    max_tokens: Ints  # cap of its output, or ``NO_CAP``
+    end_probability: Floats  # the engine's, that the next token is the last; nan if not reported
     prefill_left: Ints
-    from_tokens: Ints
+    from_tokens: Ints  # output at its first sight; see ``Departure``
 
     def __len__(self) -> int:
         return len(self.id)
@@ -173,10 +159,7 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Chances:
-    """Probabilities that each request runs at step k + h.
-
-    Shape (n, K); 1 in column 0, never rising.
-    """
+    """Of each request, that it runs at step k + h: shape (n, K), 1 in column 0, never rising."""
 
     probabilities: Floats
 
@@ -192,11 +175,9 @@ class Signal(Protocol):
 
     def predict(self, running: Running, horizon: int) -> Prediction:
         """Ends within steps k to k + horizon; rows as in ``running``."""
-        ...
 
     def follow(self, profile: WorkProfile) -> None:
         """From now on requests compute and grow as this profile says."""
-        ...
 
 
 def forecast(
@@ -236,10 +217,8 @@ def _from_the_back(by_end: NDArray[np.number], workers: int) -> Floats:
 class Outlook:
     """Predicted loads of a group's workers, and their weights (``Parameters``).
 
-    Attributes:
-        work: shape (G, H + 1), work of present requests at step k + h, in KV tokens; rows in the
-            order of the views.
-        profile: cost of a new request.
+    ``work`` has shape (G, H + 1): work of present requests at step k + h, in KV tokens; rows in the
+    order of the views. ``profile``: cost of a new request.
     """
 
     work: Floats

@@ -7,9 +7,8 @@ from router.core.forecast.forecast import DEFAULT_CHUNK, WorkProfile
 from router.core.step_fit import FittedStepTime
 from router.core.step_time import StepTime
 
+# t_p / t_l while no step with prompts is known; measured ratios lie between 50 and 530.
 PROMPT_RATIO = 200.0
-"""t_p / t_l while no step with prompts is known; measured ratios lie between 50 and 530."""
-
 # Below, in KV tokens' worth, a request or a prompt token costs nothing worth a decision.
 _LEAST_REQUEST, _LEAST_PROMPT = 1.0, 0.1
 # Above, KV tokens would be lost in rounding.
@@ -23,16 +22,13 @@ class Shown:
     """What engines show of their requests.
 
     Attributes:
-        growth: output tokens of a request in a step, accepted drafts included.
-        chunk: prompt tokens that a step computes where more are left.
-        window: tokens of the sliding window; None: full attention.
-        window_share: fraction of the layers with the window.
+        window, window_share: as in ``WorkProfile``.
         prompts: whether a guess of what prompts cost is better than none: they may compute prompts,
             since no request has begun without, and have caches or tell of no steps.
     """
 
-    growth: float = 1.0
-    chunk: int = DEFAULT_CHUNK
+    growth: float = 1.0  # output tokens of a request in a step, accepted drafts included
+    chunk: int = DEFAULT_CHUNK  # prompt tokens that a step computes where more are left
     window: int | None = None
     window_share: float = 1.0
     prompts: bool = False
@@ -51,7 +47,10 @@ def learned(before: WorkProfile, cost: StepTime | None, shown: Shown) -> WorkPro
     if prompt == PROMPT_RATIO:  # a guess is no evidence
         prompt = 0.0
     if cost is not None:
-        _, token, by_request, by_prompt = _intervals(cost)
+        # 95 % intervals of the four; configured numbers are certain.
+        certain = tuple((number, number) for number in cost.numbers)
+        found = cost.intervals if isinstance(cost, FittedStepTime) else certain
+        _, token, by_request, by_prompt = found
         unit = cost.per_token_s if token[0] > 0 else token[1]
         unit = max(unit, cost.per_request_s / _MOST, cost.per_prompt_token_s / _MOST)
         request = _ratio(request, cost.per_request_s, by_request, unit, token, _LEAST_REQUEST)
@@ -79,13 +78,6 @@ def tells_of_prompts(cost: StepTime | None) -> bool:
 
 
 _Interval = tuple[float, float]
-
-
-def _intervals(cost: StepTime) -> tuple[_Interval, ...]:
-    """95 % intervals of the four; configured numbers are certain."""
-    if isinstance(cost, FittedStepTime):
-        return cost.intervals
-    return tuple((number, number) for number in cost.numbers)
 
 
 def _ratio(

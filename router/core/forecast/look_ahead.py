@@ -45,19 +45,12 @@ LEAD = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Parameters of BF-IO's objective (arXiv 2601.17855, section 4).
+    """Parameters of BF-IO's objective (arXiv 2601.17855, section 4)."""
 
-    Attributes:
-        horizon: H, steps beyond the coming one.
-        discount: gamma, weight of a step relative to the one before.
-        tie_weight: mu of the quadratic term, in 1/tokens.
-        lead_tokens: how far below the others a worker with free slots should end.
-    """
-
-    horizon: int
-    discount: float
-    tie_weight: float
-    lead_tokens: float = 0.0
+    horizon: int  # H, steps beyond the coming one
+    discount: float  # gamma, weight of a step relative to the one before
+    tie_weight: float  # mu of the quadratic term, in 1/tokens
+    lead_tokens: float = 0.0  # how far below the others a worker with free slots should end
 
     def __post_init__(self) -> None:
         if self.horizon < 0:
@@ -186,10 +179,6 @@ class LookAhead:
         return self._meter.skill if self._meter else None
 
     @property
-    def mean_output_tokens(self) -> float:
-        return self._lengths.mean_tokens
-
-    @property
     def needs_running(self) -> bool:
         """True if the next outlook needs the running requests; else sums by worker suffice."""
         if self._parameters.horizon > 0 or not self.profile.plain:
@@ -197,7 +186,6 @@ class LookAhead:
         return self._horizon is None and self._meter is not None and self._meter.due
 
     def outlook(self, running: Running, workers: int, slots: int) -> Outlook:
-        """G workers of B slots each."""
         self._settle(workers, slots)
         self._observe(running)
         return self._weighed(self._forecast(running, workers))
@@ -207,10 +195,8 @@ class LookAhead:
     ) -> Outlook:
         """Forecast that recomputes only workers that changed since the last call.
 
-        Args:
-            versions: number per worker that changes with its requests and never repeats.
-            running: from worker indices to their requests, renumbered in that order.
-            slots: B of each worker.
+        ``versions``: number per worker that changes with its requests and never repeats.
+        ``running``: from worker indices to their requests, renumbered in that order.
         """
         workers = len(versions)
         self._settle(workers, slots)
@@ -240,7 +226,6 @@ class LookAhead:
             self._meter.ended(departure)
 
     def follow(self, profile: WorkProfile) -> None:
-        """Forecast by another profile from now on."""
         if profile == self.profile:
             return
         self.profile, self.step_tokens = profile, profile.step_tokens

@@ -17,11 +17,10 @@ import numpy as np
 
 from router.core.forecast.forecast import Floats
 
+# Most states without a queue for an exact answer.
 MAX_STATES = 20_000
-"""Most states without a queue for an exact answer."""
-
+# Most multiplications, about two seconds' worth; a level takes the cube of its states.
 MAX_WORK = 2_000_000_000
-"""Most multiplications, about two seconds' worth; a level takes the cube of its states."""
 
 State = tuple[int, ...]
 
@@ -34,7 +33,11 @@ def exact_response_s(
     Arguments are those of ``bounds.response_bounds``. Infinite if arrivals reach the chains' total
     rate; None beyond MAX_STATES or MAX_WORK.
     """
-    chains = _merged(rates, slots)
+    of_rate: Counter[float] = Counter()  # JFFC does not distinguish chains of equal speed
+    for rate, count in zip(rates, slots, strict=True):
+        of_rate[rate] += count
+    # Rates and slots, fastest first.
+    chains = sorted(((rate, count) for rate, count in of_rate.items() if count > 0), reverse=True)
     total = sum(mu * count for mu, count in chains)
     if arrival_rate >= total:
         return math.inf
@@ -43,14 +46,6 @@ def exact_response_s(
     if not _small([count for _, count in chains]):
         return None
     return _occupancy(chains, arrival_rate) / arrival_rate
-
-
-def _merged(rates: Sequence[float], slots: Sequence[int]) -> list[tuple[float, int]]:
-    """Rates and slots, fastest first; JFFC does not distinguish chains of equal speed."""
-    of_rate: Counter[float] = Counter()
-    for rate, count in zip(rates, slots, strict=True):
-        of_rate[rate] += count
-    return sorted(((rate, count) for rate, count in of_rate.items() if count > 0), reverse=True)
 
 
 def _small(slots: Sequence[int]) -> bool:

@@ -21,17 +21,15 @@ from router.core.placement.model import Chain, Model, Placement, Server
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Result of GBP-CR.
+    """Result of GBP-CR, with the blocks of an incomplete last chain.
 
     Attributes:
-        placement: includes the blocks of an incomplete last chain.
         chains: disjoint, in the order of completion, each with at least the reserved slots.
-        enough: true if they can serve the arrivals, by (10b).
     """
 
     placement: Placement
     chains: tuple[Chain, ...]
-    enough: bool
+    enough: bool  # true if they can serve the arrivals, by (10b)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +56,18 @@ class Layout:
     """Servers grouped into chains, before blocks have places.
 
     Attributes:
-        reserved: c, slots kept free for each placed block.
-        order: servers that hold blocks, in chain order.
-        room: m(c), blocks on each of these.
-        ends: end of each chain in ``order``; the rest is an incomplete chain.
         scaled_rates: by number of chains from 0 up, the sum of 1 / T, with T as if each server
             computed all its blocks.
-        enough: true if the last of these times c can serve the arrivals.
     """
 
     model: Model
     fleet: Fleet
-    reserved: int
-    order: Ints
-    room: Ints
-    ends: tuple[int, ...]
+    reserved: int  # c, slots kept free for each placed block
+    order: Ints  # servers that hold blocks, in chain order
+    room: Ints  # m(c), blocks on each of these
+    ends: tuple[int, ...]  # end of each chain in ``order``; the rest is an incomplete chain
     scaled_rates: tuple[float, ...]
-    enough: bool
+    enough: bool  # true if the last of these times c can serve the arrivals
 
 
 def gbp_cr(
@@ -82,14 +75,9 @@ def gbp_cr(
 ) -> Grouping:
     """Place blocks so that disjoint chains of servers hold them all.
 
-    A server without room for a block and its slots stays empty.
-
-    Args:
-        model: with blocks of one size.
-        servers: in any order.
-        reserved: c, slots kept free for each placed block; at least 1.
-        rate: lambda, requests per second; math.inf: chain all servers; 0: one chain.
-        load: rho, highest share of the chains' rate that arrivals may take.
+    A server without room for a block and its slots stays empty. ``reserved``: c, slots kept free
+    for each placed block; at least 1. ``rate``: lambda, requests per second; math.inf: chain all
+    servers; 0: one chain. ``load``: rho, highest share of the chains' rate that arrivals may take.
     """
     return placed(lay_out(model, Fleet.of(servers), reserved, rate, load))
 

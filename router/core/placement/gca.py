@@ -31,13 +31,12 @@ def allocation(placement: Placement) -> Iterator[tuple[Chain, Sequence[int]]]:
 
 
 class _Paths:
-    """Shortest paths over the servers that have a slot left.
+    """Shortest paths over the servers that have a slot left, ``free`` for a request in a block.
 
     A server's time in a chain depends on the next block, not on the server before. So a chain is a
     path over blocks; an edge leads from a block to the one after the last that a server holds. As
     slots are taken edges vanish, and no path gets shorter. So a path without such an edge stays the
     shortest. Known times are lower bounds for the rest, which are updated only where needed.
-    ``free``: slots left per server, each for one request in one block.
     """
 
     def __init__(self, placement: Placement) -> None:

@@ -14,37 +14,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One GPU, or a slice of one, that may hold blocks.
-
-    Attributes:
-        memory_bytes: M, for blocks and for the cache of their requests.
-        hop_s: tau^c, mean time of a request on the way to it, over its whole life.
-        block_s: tau^p, mean time of a request in one block, over its whole life.
-    """
+    """One GPU, or a slice of one, that may hold blocks."""
 
     name: str
-    memory_bytes: int
-    hop_s: float
-    block_s: float
+    memory_bytes: int  # M, for blocks and for the cache of their requests
+    hop_s: float  # tau^c, mean time of a request on the way to it, over its whole life
+    block_s: float  # tau^p, mean time of a request in one block, over its whole life
 
     def time_s(self, blocks: int) -> float:
-        """Mean time that a request spends with it, for this many blocks."""
         return self.hop_s + self.block_s * blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model to serve.
+    """A model to serve."""
 
-    Attributes:
-        blocks: L.
-        block_bytes: s_m, weights of a block.
-        slot_bytes: s_c, cache of a request in each block.
-    """
-
-    blocks: int
-    block_bytes: int
-    slot_bytes: int
+    blocks: int  # L
+    block_bytes: int  # s_m, weights of a block
+    slot_bytes: int  # s_c, cache of a request in each block
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +59,12 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Servers that together hold all blocks, in the order of a request's path.
-
-    Attributes:
-        blocks: m_ij, blocks computed by each; they sum to the model's.
-        service_s: T, mean time that a request spends in it.
-        slots: c, most requests at once.
-    """
+    """Servers that together hold all blocks, in the order of a request's path."""
 
     servers: tuple[int, ...]
-    blocks: tuple[int, ...]
-    service_s: float
-    slots: int
+    blocks: tuple[int, ...]  # m_ij, blocks computed by each; they sum to the model's
+    service_s: float  # T, mean time that a request spends in it
+    slots: int  # c, most requests at once
 
     @property
     def service_rate(self) -> float:

@@ -7,7 +7,7 @@ bounds come cheap (``ideal_rates``).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -36,14 +36,7 @@ _LOOK_EVERY = 25
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """Chains and their response time.
-
-    Attributes:
-        reserved_slots: c of the placement.
-        disjoint: chains of GBP-CR.
-        overlapping: chains of GCA; empty if not requested.
-        bounds: of the overlapping chains, or else of the disjoint ones.
-    """
+    """Its bounds are of GCA's ``overlapping`` chains, if requested, else of GBP-CR's."""
 
     reserved_slots: int
     placement: Placement
@@ -52,8 +45,8 @@ class Composition:
     bounds: ResponseBounds
 
 
+# Order of compositions: the criterion, then the negative total rate.
 Cost = tuple[float, float]
-"""Order of compositions: the criterion, then the negative total rate."""
 
 
 def compose(
@@ -71,7 +64,12 @@ def compose(
     large fleet, since the best case of a placement says little about its worst. PlacementError: the
     servers cannot hold the model and one request.
     """
-    layouts = list(_layouts(model, Fleet.of(servers), rate, load))
+    # For each number of reserved slots; equal ones are skipped.
+    fleet, layouts = Fleet.of(servers), list[Layout]()
+    layout = lay_out(model, fleet, 1, rate, load)
+    while layout.ends:
+        layouts.append(layout)
+        layout = lay_out(model, fleet, _next_reserved(layout, rate, load), rate, load)
     if not layouts:
         raise _too_small(model, servers)
     asked = _Question(rate, criterion, overlapping)
@@ -89,14 +87,6 @@ def compose(
             lowest, best = cost, found
     assert best is not None
     return best
-
-
-def _layouts(model: Model, fleet: Fleet, rate: float, load: float) -> Iterator[Layout]:
-    """Layouts of GBP-CR for each number of reserved slots; equal ones are skipped."""
-    layout = lay_out(model, fleet, 1, rate, load)
-    while layout.ends:
-        yield layout
-        layout = lay_out(model, fleet, _next_reserved(layout, rate, load), rate, load)
 
 
 def _next_reserved(layout: Layout, rate: float, load: float) -> int:
@@ -159,12 +149,9 @@ def _too_small(model: Model, servers: Sequence[Server]) -> PlacementError:
     missing = model.blocks - room
     return PlacementError(
         f"{len(servers)} servers cannot hold the model and a request: they have room for {room} of "
-        f"its {model.blocks} blocks, and each takes {_gb(one)} with one slot; {_gb(missing * one)} "
-        "more are needed at least: add servers or memory, or shorten the requests",
+        f"its {model.blocks} blocks, and each takes {one / 1e9:,.3f} GB with one slot; "
+        f"{missing * one / 1e9:,.3f} GB more are needed at least: add servers or memory, or "
+        "shorten the requests",
         missing_bytes=missing * one,
         missing_blocks=missing,
     )
-
-
-def _gb(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:,.3f} GB"

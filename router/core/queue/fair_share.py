@@ -47,14 +47,10 @@ def level(wanted: Mapping[str, float], weight: Weight, slots: float) -> float:
 
 
 class FairShare:
-    """Turns of a group's tenants.
+    """Turns of a group's tenants; ``tenants``: true once one with a key has held a slot.
 
-    Args:
-        weight: above 0; read each time, so it may change.
-        of_late_s: time constant of the average of held slots.
-
-    Attributes:
-        tenants: true once a tenant with a key has held a slot.
+    ``weight`` is above 0 and read each time, so it may change. ``of_late_s``: time constant of the
+    average of held slots.
     """
 
     def __init__(self, weight: Weight = equal, of_late_s: float = _OF_LATE_S) -> None:

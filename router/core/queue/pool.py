@@ -68,7 +68,6 @@ class Pool:
         return request_id in self._keys or request_id in self._failed
 
     def __getitem__(self, request_id: str) -> Request:
-        """A request that waits here."""
         failed = self._failed.get(request_id)
         return self._by_id[request_id] if failed is None else failed[1]
 
@@ -139,11 +138,7 @@ class Pool:
         return self._queue_timeout if own is None else min(own, self._queue_timeout)
 
     def tiers(
-        self,
-        now: float,
-        capacity: int,
-        gap_tokens: int,
-        turns: Sequence[Offer] = (),
+        self, now: float, capacity: int, gap_tokens: int, turns: Sequence[Offer] = ()
     ) -> list[Tier]:
         """Groups of requests to be served strictly one after the other.
 
@@ -153,16 +148,17 @@ class Pool:
         chooses freely from the rest. In each group those that only some workers can serve precede.
         The tiers share the pool's data, and hold until a request enters or leaves.
 
-        Args:
-            now: present time.
-            capacity: engine requests that can be placed in all.
-            gap_tokens: load of the fullest worker less the least load with a free slot.
-            turns: slots by tenant, turn by turn; empty: all are equal.
+        ``capacity``: engine requests that can be placed in all. ``gap_tokens``: load of the fullest
+        worker less the least load with a free slot. ``turns``: slots by tenant; empty: all are
+        equal.
         """
         tiers: list[Tier] = []
         if self._failed:
-            tiers = self._failed_tiers()
-            capacity -= sum(request.slots for _, request in self._failed.values())
+            avoiding: dict[frozenset[str], list[Request]] = {}
+            for _, request in sorted(self._failed.values(), key=itemgetter(0)):
+                avoiding.setdefault(request.avoid, []).append(request)
+                capacity -= request.slots
+            tiers = [Tier.of(requests, avoid) for avoid, requests in avoiding.items()]
         for peers in self._peers(turns):
             urgent = self._urgent(peers, now, capacity, gap_tokens)
             if urgent:
@@ -174,7 +170,6 @@ class Pool:
         return [part for tier in tiers for part in tier.parts] if self._choosy else tiers
 
     def overdue(self, now: float, tiers: Sequence[Tier]) -> Request | None:
-        """The first request of these tiers, if it has no patience left."""
         first = tiers[0].requests[0] if tiers else None
         return first if first is not None and self._waited(first, now) >= 1 else None
 
@@ -193,12 +188,6 @@ class Pool:
                 share = (self._waited(request, now) - _ROOM_FROM) / (_ROOM_MADE - _ROOM_FROM)
                 wanted.append((request.id, 0.0 if fits else request.load_tokens * min(1.0, share)))
         return wanted
-
-    def _failed_tiers(self) -> list[Tier]:
-        avoiding: dict[frozenset[str], list[Request]] = {}
-        for _, request in sorted(self._failed.values(), key=itemgetter(0)):
-            avoiding.setdefault(request.avoid, []).append(request)
-        return [Tier.of(requests, avoid) for avoid, requests in avoiding.items()]
 
     def _peers(self, turns: Sequence[Offer] = ()) -> Iterator[_Places]:
         """Places by turn and priority; usually a single range."""

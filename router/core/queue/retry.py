@@ -60,13 +60,7 @@ class RetryBudget:
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Time limits of a request in seconds; None: unlimited.
-
-    Attributes:
-        request_timeout_s: from its arrival to the end of its answer.
-        first_byte_timeout_s: from dispatch to the first byte; a whole answer counts at its end.
-        stream_idle_timeout_s: silence of a worker within a stream.
-    """
+    """Time limits, as ``router.config`` declares them; a whole answer's first byte is its end."""
 
     request_timeout_s: float | None = None
     first_byte_timeout_s: float | None = None
@@ -75,10 +69,7 @@ class Deadlines:
     def within(self, timeout_s: float | None) -> Deadlines:
         if timeout_s is None:
             return self
-        return replace(self, request_timeout_s=shorter(self.request_timeout_s, timeout_s))
-
-
-def shorter(one_s: float | None, other_s: float | None) -> float | None:
-    """The shorter limit; None: unlimited."""
-    given = [time_s for time_s in (one_s, other_s) if time_s is not None]
-    return min(given, default=None)
+        own_s = self.request_timeout_s
+        return replace(
+            self, request_timeout_s=min(timeout_s, timeout_s if own_s is None else own_s)
+        )

@@ -19,13 +19,9 @@ _ID, _PROMPT_TOKENS, _SLOTS = attrgetter("id"), attrgetter("prompt_tokens"), att
 class Tier(Sequence[Request]):
     """Requests, oldest first, with columns of shape (R,) of what is needed of all.
 
-    To touch every request of a long pool costs more than the choice among them.
-
-    Attributes:
-        by_id: these requests, and maybe others.
-        others: ids of these others.
-        avoid: workers that failed these requests.
-        lacks: workers that do not serve their model.
+    To touch every request of a long pool costs more than the choice among them. ``by_id`` has
+    these requests, and maybe ``others``. Workers in ``avoid`` failed them; those in ``lacks`` do
+    not serve their model.
     """
 
     requests: Sequence[Request]

@@ -42,38 +42,27 @@ class StepTotals:
     """Running sums over the barrier steps of a group.
 
     Attributes:
-        imbalance_tokens, max_load_tokens, load_tokens, worker_steps: G max L - sum L, max L, sum L
-            and G.
-        step_s: in the engine's seconds.
-        energy_j: power times step time, of workers that report power.
-        free_slots: slots in which nothing ran.
-        entered: requests in their first step.
         waiting_s: wait for the slowest worker: measured by engines, else modelled, the difference
             of the work by the group's step time.
-        timed_s: step times with a known wait; waiting_s over this is the idle share.
-        measured_s: part of timed_s that engines measured.
-        contested_steps: two workers or more had work.
-        together_steps: contested steps that all busy workers made together.
-        prompt_tokens: prompt tokens that workers computed.
         prompt_s: time that prompts have added to steps made together, by the cost of a step: that
             of the worker with the most of them.
     """
 
     steps: int = 0
-    imbalance_tokens: int = 0
-    max_load_tokens: int = 0
-    load_tokens: int = 0
-    worker_steps: int = 0
-    step_s: float = 0.0
-    energy_j: float = 0.0
+    imbalance_tokens: int = 0  # G max L - sum L
+    max_load_tokens: int = 0  # max L
+    load_tokens: int = 0  # sum L
+    worker_steps: int = 0  # G
+    step_s: float = 0.0  # in the engine's seconds
+    energy_j: float = 0.0  # power times step time, of workers that report power
     output_tokens: int = 0
-    free_slots: int = 0
+    free_slots: int = 0  # slots in which nothing ran
     entered: int = 0
     waiting_s: float = 0.0
-    timed_s: float = 0.0
-    measured_s: float = 0.0
-    contested_steps: int = 0
-    together_steps: int = 0
+    timed_s: float = 0.0  # step times with a known wait; waiting_s over this is the idle share
+    measured_s: float = 0.0  # part of timed_s that engines measured
+    contested_steps: int = 0  # two workers or more had work
+    together_steps: int = 0  # contested steps that all busy workers made together
     prompt_tokens: int = 0
     prompt_s: float = 0.0
 
@@ -97,18 +86,13 @@ class _Rank:
     """A worker's last report.
 
     Attributes:
-        offset: the group's step number less the engine's; unknown for a ``stranger``.
-        step: with the offset.
-        time_s: end of the step, by the engine's clock.
-        step_s, running, prompt_tokens, prompt_context: of that step; see ``StepShares``.
         step_tokens, held_tokens: load in that step, and after it.
-        taught: number of the lesson that it gave last; see ``_learn_in_turn``.
     """
 
-    offset: int = 0
+    offset: int = 0  # the group's step number less the engine's; unknown for a ``stranger``
     stranger: bool = False
     step: int = -1
-    time_s: float = 0.0
+    time_s: float = 0.0  # end of the step, by the engine's clock
     step_s: float = 0.0
     running: int = 0
     prompt_tokens: int = 0
@@ -116,7 +100,7 @@ class _Rank:
     step_tokens: int = 0
     held_tokens: int = 0
     power_w: float = 0.0
-    taught: int = 0
+    taught: int = 0  # number of the lesson that it gave last; see ``_learn_in_turn``
 
 
 class StepShares(msgspec.Struct, frozen=True, gc=False):
@@ -124,29 +108,20 @@ class StepShares(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         step_tokens, held_tokens: KV tokens resident in the step, and left after it.
-        entered: requests in their first step.
-        asked: work by metered request.
-        prompt_context: prompt tokens computed, each times the tokens before it.
-        output_tokens: that requests gained.
     """
 
     step_tokens: int
     held_tokens: int
     free_slots: int = 0
-    entered: int = 0
+    entered: int = 0  # requests in their first step
     running: int = 0
-    asked: Mapping[str, Work] = {}
-    prompt_context: float = 0.0
-    output_tokens: int = 0
+    asked: Mapping[str, Work] = {}  # work by metered request
+    prompt_context: float = 0.0  # prompt tokens computed, each times the tokens before it
+    output_tokens: int = 0  # that requests gained
 
 
 class StepLedger:
-    """Sums over the steps of one group.
-
-    Attributes:
-        step_fit: learns the cost of its steps.
-        fixed: their cost, if it is not to be learned.
-    """
+    """Sums over the steps of one group; ``fixed``: their cost, if it is not to be learned."""
 
     def __init__(self, levels: PowerLevels | None = None) -> None:
         self.totals = {state: StepTotals() for state in PoolState}
@@ -158,12 +133,9 @@ class StepLedger:
         self._offsets: dict[str, tuple[str, int]] = {}
         self._reported: set[str] = set()
         self._step_s = 0.0
-        self._output_tokens = 0
-        self._free_slots = 0
-        self._entered = 0
+        self._output_tokens = self._free_slots = self._entered = 0
         self._waits: dict[str, float] = {}
-        self._contested = 0
-        self._lessons = 0
+        self._contested = self._lessons = 0
         self._together_share: float | None = None
         self._watch: StepWatch | None = None
 
@@ -173,7 +145,6 @@ class StepLedger:
 
     @property
     def step_time(self) -> StepTime | None:
-        """Fixed, else learned; None: unknown yet."""
         return self.fixed or self.step_fit.fitted
 
     def watch(
@@ -187,11 +158,12 @@ class StepLedger:
     def report(
         self, worker_id: str, shares: StepShares, snapshot: Snapshot, state: PoolState
     ) -> None:
-        """Record a worker's part in a step.
-
-        Neither a repeated step nor an idle engine's first message counts as a step.
-        """
-        rank = self._ranks.get(worker_id) or self._rank(worker_id, snapshot.epoch)
+        """Neither a repeated step nor an idle engine's first message counts as a step."""
+        rank = self._ranks.get(worker_id)
+        if rank is None:
+            before, offset = self._offsets.get(worker_id, (snapshot.epoch, 0))
+            sure = self.barrier is True and self._contested >= _PROOF
+            rank = _Rank(offset) if before == snapshot.epoch else _Rank(stranger=sure)
         resting = rank.step < 0 and not (snapshot.step_s or shares.running)
         number = snapshot.step if resting else self._number(rank, snapshot)
         stepped = rank.step != number and not resting
@@ -232,7 +204,6 @@ class StepLedger:
         return True
 
     def leave(self, worker_id: str) -> None:
-        """Drop a worker's load; its next engine counts steps from the start."""
         self._ranks.pop(worker_id, None)
         self._reported.discard(worker_id)
         self._waits.pop(worker_id, None)
@@ -246,27 +217,18 @@ class StepLedger:
         self._offsets.pop(worker_id, None)
         self.energy.forget_worker(worker_id)
 
-    def _rank(self, worker_id: str, epoch: str) -> _Rank:
-        before, offset = self._offsets.get(worker_id, (epoch, 0))
-        if before == epoch:
-            return _Rank(offset)
-        return _Rank(stranger=self.barrier is True and self._contested >= _PROOF)
-
     def _number(self, rank: _Rank, snapshot: Snapshot) -> int:
         if rank.stranger:
-            self._introduce(rank, snapshot)
+            others = [each for each in self._ranks.values() if not each.stranger and each.step >= 0]
+            busy = [each for each in others if each.held_tokens]
+            if busy:
+                latest = max(busy, key=lambda each: each.step)
+                later_s = snapshot.time_s - latest.time_s
+                later = later_s / snapshot.step_s if snapshot.step_s > 0 else 0.0
+                rank.offset = latest.step + round(max(-1.0, min(1.0, later))) - snapshot.step
+            # While the others are idle, their count is unknown.
+            rank.stranger = bool(others) and not busy
         return snapshot.step + rank.offset
-
-    def _introduce(self, rank: _Rank, snapshot: Snapshot) -> None:
-        others = [each for each in self._ranks.values() if not each.stranger and each.step >= 0]
-        busy = [each for each in others if each.held_tokens]
-        if busy:
-            latest = max(busy, key=lambda each: each.step)
-            later_s = snapshot.time_s - latest.time_s
-            later = later_s / snapshot.step_s if snapshot.step_s > 0 else 0.0
-            rank.offset = latest.step + round(max(-1.0, min(1.0, later))) - snapshot.step
-        # While the others are idle, their count is unknown.
-        rank.stranger = bool(others) and not busy
 
     def _furthest(self) -> int:
         """An idle worker stands still and does not count."""
@@ -297,7 +259,8 @@ class StepLedger:
             work = {worker_id: its for worker_id, its in made if worker_id in self._reported}
             self.energy.close(work, waits, self._step_s, cost)
         imbalance = len(loads) * peak - total
-        waited_s, timed = self._waited(waits)
+        # Of all workers whose wait is known; measured before modelled.
+        known = [*self._waits.values(), *(waits[i] for i in waits if i not in self._waits)]
         prompt_s = cost.work_s(0, 0, max(prompts)) if cost is not None and waits else 0.0
         power_w = sum(rank.power_w for rank in self._ranks.values())
         self.totals[state] = StepTotals(
@@ -311,8 +274,8 @@ class StepLedger:
             output_tokens=old.output_tokens + self._output_tokens,
             free_slots=old.free_slots + self._free_slots,
             entered=old.entered + self._entered,
-            waiting_s=old.waiting_s + waited_s,
-            timed_s=old.timed_s + timed * self._step_s,
+            waiting_s=old.waiting_s + sum(known),
+            timed_s=old.timed_s + len(known) * self._step_s,
             measured_s=old.measured_s + len(self._waits) * self._step_s,
             contested_steps=old.contested_steps + contested,
             together_steps=old.together_steps + (contested and together),
@@ -326,9 +289,7 @@ class StepLedger:
         self._step = self._furthest()
         self._reported.clear()
         self._step_s = 0.0
-        self._output_tokens = 0
-        self._free_slots = 0
-        self._entered = 0
+        self._output_tokens = self._free_slots = self._entered = 0
         self._waits.clear()
         if self._watch is not None:  # last: the step is over even if the watcher fails
             self._watch.close(step, dict(zip(self._ranks, loads, strict=True)))
@@ -375,18 +336,10 @@ class StepLedger:
         return waits
 
     def _learn_in_turn(self) -> None:
-        """Learn from one worker's step: rows of all would fill the memory with fewer steps.
-
-        Of those that have stepped it is the one that has not been asked for longest.
-        """
+        """Of one worker's step: rows of all would fill the memory with fewer steps."""
         told = (rank for each, rank in self._ranks.items() if each in self._reported)
-        rank = min(told, key=lambda each: each.taught)
+        rank = min(told, key=lambda each: each.taught)  # not asked for the longest time
         self._lessons += 1
         rank.taught = self._lessons
         row = [rank.step_tokens], [rank.running], [rank.prompt_tokens]
         self.step_fit.observe(*row, [rank.prompt_context], rank.step_s)
-
-    def _waited(self, waits: Mapping[str, float]) -> tuple[float, int]:
-        """Of all workers whose wait is known: sum, and how many; measured before modelled."""
-        modelled = [wait_s for each, wait_s in waits.items() if each not in self._waits]
-        return sum(self._waits.values()) + sum(modelled), len(self._waits) + len(modelled)

@@ -27,17 +27,10 @@ class BreakerState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BreakerSettings:
-    """Limits for ejection and return of a worker.
+    """Limits for ejection and return of a worker, as ``router.config`` declares them.
 
-    Attributes:
-        breaker_failures: failures in a row that eject it.
-        breaker_share: share of failed requests in the window that ejects it.
-        breaker_window_s: length of the window; after as long without an ejection, the duration
-            starts over.
-        breaker_open_s: first ejection; it doubles each time, up to a minute.
-        breaker_trials: requests that must succeed before its return.
-        slow_start_s: time in which its share of slots then grows to the whole.
-        max_ejected: share of a group's live workers that may be out at a time.
+    ``breaker_window_s`` also counts from an ejection: after as long without another the duration
+    starts over.
     """
 
     breaker_failures: int = 5
@@ -55,9 +48,8 @@ DEFAULTS = BreakerSettings()
 class Breaker:
     """Breaker of one worker; it identifies requests by the ids of their attempts.
 
-    Attributes:
-        waived: true if it holds nothing back, since no other worker is left.
-        calm: true if it holds nothing back, now or later without a new failure.
+    ``waived``: it holds nothing back, since no other worker is left. ``calm``: it holds nothing
+    back, now or later without a new failure.
     """
 
     def __init__(self, settings: BreakerSettings = DEFAULTS) -> None:
@@ -96,7 +88,6 @@ class Breaker:
         self.calm = closed and self._fullness >= 1 and not self._resting_s
 
     def capacity(self, free: int, slots: int, requests: int) -> int:
-        """Engine requests that it admits, at most ``free``."""
         if self._resting_s:
             return 0
         if self.waived or self.calm:
@@ -149,7 +140,11 @@ class Breaker:
         else:
             self._bad.add(now_s)
             self._bad_in_a_row += 1
-            if not (may_open and self._fails_often(now_s)):
+            bad, share = self._bad.count(now_s), self._settings.breaker_share
+            judged = bad + self._good.count(now_s)
+            often = judged >= LEAST_JUDGED and bad >= share * judged
+            in_a_row = self._bad_in_a_row >= self._settings.breaker_failures
+            if not (may_open and (often or in_a_row)):
                 return False
         self._open(now_s)
         return True
@@ -172,16 +167,9 @@ class Breaker:
             self._trials.clear()
             self._close(now_s)
 
-    def _fails_often(self, now_s: float) -> bool:
-        bad, good = self._bad.count(now_s), self._good.count(now_s)
-        often = bad + good >= LEAST_JUDGED and bad >= self._settings.breaker_share * (bad + good)
-        return often or self._bad_in_a_row >= self._settings.breaker_failures
-
     def _open(self, now_s: float) -> None:
-        if (
-            self.state is BreakerState.CLOSED
-            and now_s - self._closed_s > self._settings.breaker_window_s
-        ):
+        closed, closed_s = self.state is BreakerState.CLOSED, now_s - self._closed_s
+        if closed and closed_s > self._settings.breaker_window_s:
             self._openings = 0
         open_s = min(MOST_OPEN_S, self._settings.breaker_open_s * 2.0 ** min(self._openings, 60))
         self._openings += 1

@@ -9,34 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from router.core import events as ev
 from router.core.energy.joules import PowerLevels
 from router.core.errors import ConfigError
-from router.core.events import (
-    AnswerEvent,
-    Arrived,
-    Began,
-    CacheTold,
-    Dispatched,
-    Ended,
-    EngineFailed,
-    Event,
-    Failed,
-    FeedStale,
-    Fetched,
-    GaugesReceived,
-    PowerTold,
-    Prefilled,
-    Progressed,
-    PromptCounted,
-    Refused,
-    RequestEvent,
-    RestRequested,
-    Returned,
-    SnapshotReceived,
-    Succeeded,
-    WorkerDown,
-    WorkerUp,
-)
 from router.core.request_watcher import RequestWatcher, Served
 from router.core.state import guesses
 from router.core.state.breaker import DEFAULTS, BreakerSettings
@@ -66,15 +41,12 @@ class Cluster:
     """All groups and all requests; ``apply`` is the only way to change these.
 
     Args:
+        specs: decode workers first; ConfigError: two workers have one id.
         lockstep: groups that are down as soon as one of their workers is.
         step_time: cost of a step of answering workers; None: each group learns its own.
 
     Attributes:
         groups: groups by name, those of prefill workers under ``WorkerSpec.stage``.
-        step_time: fixed for all groups; None: each learns its own.
-
-    Raises:
-        ConfigError: two workers have one id.
     """
 
     def __init__(
@@ -97,7 +69,6 @@ class Cluster:
 
     @property
     def answering(self) -> list[Group]:
-        """Groups that answer requests: all but the prefill stages of others."""
         return [group for group in self.groups.values() if group.serves is None]
 
     def worker(self, worker_id: str) -> Worker:
@@ -107,7 +78,6 @@ class Cluster:
         return worker_id in self._group_of
 
     def asks(self, group: str) -> bool:
-        """Whether a group can use the ids of a request's content."""
         return self.groups[group].asks_for_content
 
     def group_of(self, worker_id: str) -> Group:
@@ -140,19 +110,19 @@ class Cluster:
     # Workers.
 
     def join(self, spec: WorkerSpec) -> None:
-        """Add a worker, which is down at first.
-
-        Raises:
-            ConfigError: its id is taken, or no worker decodes what it would prefill.
-        """
+        """Add a worker, down at first; ConfigError: its id is taken, or it has no decode group."""
         if spec.id in self._group_of:
             raise ConfigError(f"two workers are called {spec.id!r}: give one of them another id")
-        group = self.groups.get(spec.stage)
+        group, serves = self.groups.get(spec.stage), None
         if group is None:
-            lockstep, serves = spec.stage in self._lockstep, self._served(spec)
-            group = self.groups[spec.stage] = self._make(
-                spec.stage, lockstep=lockstep, serves=serves
-            )
+            if spec.role == "prefill" and (serves := self.groups.get(spec.group)) is None:
+                raise ConfigError(
+                    f"worker {spec.id!r} would compute prompts for group {spec.group!r}, which has "
+                    "no worker that decodes: add one first"
+                )
+            lockstep = spec.stage in self._lockstep
+            group = self._make(spec.stage, lockstep=lockstep, serves=serves)
+            self.groups[spec.stage] = group
             if serves is None:
                 group.fix_step_time(self.step_time)
         group.join(spec)
@@ -168,10 +138,7 @@ class Cluster:
         self._group_of[spec.id].amend(spec)
 
     def dissolve(self, name: str) -> bool:
-        """Delete a decode group and its prefill group.
-
-        True if done: no worker is left, and no request waits.
-        """
+        """Delete a decode group with its prefill group, if no worker is left and none waits."""
         group = self.groups[name]
         both = [one for one in (group, group.prefills) if one is not None]
         if group.serves is not None or any(one.workers or one.waiting for one in both):
@@ -187,90 +154,79 @@ class Cluster:
                 group.set_lockstep(group.name in names)
 
     def fix_step_time(self, step_time: StepTime | None) -> None:
-        """None: each group learns its own."""
         self.step_time = step_time
         for group in self.answering:
             group.fix_step_time(step_time)
 
-    def apply(self, event: Event) -> bool:
-        """Apply one event; late events of ended requests are ignored.
-
-        True if it completed a barrier step of its group.
-        """
+    def apply(self, event: ev.Event) -> bool:
+        """True if the event completed a barrier step; late events of ended requests are ignored."""
         match event:
-            case SnapshotReceived():
+            case ev.SnapshotReceived():
                 return self._group_of[event.worker_id].receive(event)
-            case CacheTold():
+            case ev.CacheTold():
                 told = event.worker_id, event.cache, event.received_s
                 self._group_of[event.worker_id].prefixes.heard(*told, texts=False)
-            case Arrived():
+            case ev.Arrived():
                 self._wait(event.request)
-            case WorkerUp() | WorkerDown() | EngineFailed():
-                self._apply_health(event)
-            case GaugesReceived():
+            case ev.WorkerUp() | ev.WorkerDown():
+                trouble = event.reason if isinstance(event, ev.WorkerDown) else None
+                self._group_of[event.worker_id].note_health(event.worker_id, trouble)
+            case ev.GaugesReceived():
                 worker = self.worker(event.worker_id)
                 worker.read(event.gauges, event.received_s)
                 guesses.read(self._group_of[event.worker_id].prefixes, worker)
-            case FeedStale():
+            case ev.FeedStale():
                 self._group_of[event.worker_id].lose_feed(event.worker_id)
-            case PowerTold():
+            case ev.PowerTold():
                 self._group_of[event.worker_id].take_power(event)
-            case Succeeded() | Failed() | Refused() | RestRequested():
-                self._apply_answer(event)
+            case ev.EngineFailed() | ev.Succeeded() | ev.Failed() | ev.Refused():
+                self._apply_result(event)
+            case ev.RestRequested():
+                self._apply_result(event)
             case _:
-                tracked = self._requests.get(event.request_id)
-                if tracked is not None:
-                    self._apply_request(event, tracked)
+                self._apply_request(event)
         return False
 
-    def _apply_health(self, event: WorkerUp | WorkerDown | EngineFailed) -> None:
-        group = self._group_of[event.worker_id]
-        match event:
-            case WorkerUp():
-                group.note_health(event.worker_id, None)
-            case WorkerDown():
-                group.note_health(event.worker_id, event.reason)
-            case _:
-                worker = group.workers[event.worker_id]
-                worker.breaker.fell()
-                if isinstance(worker, PrefillWorker):
-                    worker.lose_kept()
-
-    def _apply_answer(self, event: AnswerEvent) -> None:
+    def _apply_result(self, event: ev.EngineFailed | ev.AnswerEvent) -> None:
         """That of a removed worker shows nothing."""
         group = self._group_of.get(event.worker_id)
         if group is None:
             return
         match event:
-            case Succeeded():
+            case ev.EngineFailed():
+                group.workers[event.worker_id].engine_failed()
+            case ev.Succeeded():
                 group.workers[event.worker_id].breaker.succeeded(event.request_id, event.time_s)
-            case Failed():
+            case ev.Failed():
                 group.failed(event.worker_id, event.request_id, event.time_s, suspect=event.suspect)
-            case Refused():
+            case ev.Refused():
                 group.workers[event.worker_id].refused(event.request_id)
             case _:
                 group.rest(event.worker_id, event.time_s, event.seconds)
 
-    def _apply_request(self, event: RequestEvent, tracked: _Tracked) -> None:
+    def _apply_request(self, event: ev.RequestEvent) -> None:
+        tracked = self._requests.get(event.request_id)
+        if tracked is None:
+            return
         group = self.groups[tracked.request.group]
         match event:
-            case Dispatched():
+            case ev.Dispatched():
                 self._dispatch(group, tracked, event)
-            case Began():
+            case ev.Began():
                 self._begin(group, tracked, event)
-            case Progressed():
+            case ev.Progressed():
                 if tracked.worker is not None:
                     group.progress(tracked.worker, tracked.request, event.generated_tokens)
-            case PromptCounted():
+            case ev.PromptCounted():
                 if tracked.worker is not None:
                     tracked.worker.count(event)
-            case Fetched():
+            case ev.Fetched():
                 if tracked.keeper is not None:
                     tracked.keeper.drop(event.request_id)
             case _:
                 self._end_stage(group, tracked, event)
 
-    def _dispatch(self, group: Group, tracked: _Tracked, event: Dispatched) -> None:
+    def _dispatch(self, group: Group, tracked: _Tracked, event: ev.Dispatched) -> None:
         tracked.worker = group.workers[event.worker_id]
         group.enter(tracked.worker, tracked.request, event.time_s)
         if tracked.keeper is not None:  # the worker receives its address
@@ -278,7 +234,7 @@ class Cluster:
         for watcher in self.watchers:
             watcher.dispatched(tracked.request)
 
-    def _begin(self, group: Group, tracked: _Tracked, event: Began) -> None:
+    def _begin(self, group: Group, tracked: _Tracked, event: ev.Began) -> None:
         for watcher in self.watchers:
             watcher.first_byte(tracked.request)
         if event.good and tracked.worker is not None:
@@ -286,13 +242,18 @@ class Cluster:
             group.progress(tracked.worker, tracked.request, 1)  # its prompt is computed
 
     def _end_stage(
-        self, group: Group, tracked: _Tracked, event: Prefilled | Returned | Ended
+        self, group: Group, tracked: _Tracked, event: ev.Prefilled | ev.Returned | ev.Ended
     ) -> None:
         match event:
-            case Prefilled():
+            case ev.Prefilled():
                 self._leave(group, tracked, event, complete=True)
-                self._wait(event.ready, _keeper(tracked.worker, event))
-            case Returned():
+                keeper = tracked.worker if isinstance(tracked.worker, PrefillWorker) else None
+                if event.kept_until_s is None or keeper is None:
+                    self._wait(event.ready)
+                else:
+                    keeper.keep(event.ready.id, event.ready.prompt_tokens, event.kept_until_s)
+                    self._wait(event.ready, keeper)
+            case ev.Returned():
                 self._leave(group, tracked, event, complete=False)
                 self._wait(event.again)
             case _:
@@ -315,7 +276,7 @@ class Cluster:
         self,
         group: Group,
         tracked: _Tracked,
-        event: Prefilled | Returned | Ended,
+        event: ev.Prefilled | ev.Returned | ev.Ended,
         *,
         complete: bool,
     ) -> None:
@@ -327,24 +288,7 @@ class Cluster:
             tracked.keeper.take_back(tracked.request.id)
         del self._requests[tracked.request.id]
 
-    def _served(self, spec: WorkerSpec) -> Group | None:
-        if spec.role != "prefill":
-            return None
-        if spec.group not in self.groups:
-            raise ConfigError(
-                f"worker {spec.id!r} would compute prompts for group {spec.group!r}, which has no "
-                "worker that decodes: add one first"
-            )
-        return self.groups[spec.group]
-
 
 def in_order(specs: Iterable[WorkerSpec]) -> list[WorkerSpec]:
     """Decode workers before prefill workers."""
     return sorted(specs, key=lambda spec: spec.role == "prefill")
-
-
-def _keeper(worker: Worker | None, event: Prefilled) -> PrefillWorker | None:
-    if event.kept_until_s is None or not isinstance(worker, PrefillWorker):
-        return None
-    worker.keep(event.ready.id, event.ready.prompt_tokens, event.kept_until_s)
-    return worker

@@ -6,6 +6,7 @@ of the table, so a delta costs what it lists, not what runs.
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -31,11 +32,7 @@ def _unclaimed(token: str, told: RunningRequest) -> tuple[int, int | None]:
 
 
 class _Part(msgspec.Struct, gc=False):
-    """One running engine request.
-
-    Attributes:
-        from_tokens: output at its first sight; see ``Departure``.
-    """
+    """One running engine request; ``from_tokens``: output at its first sight; see ``Departure``."""
 
     number: int
     place: int
@@ -46,159 +43,77 @@ class _Part(msgspec.Struct, gc=False):
     from_tokens: int
 
 
+# With thirty attributes or more, instances without slots are slower.
+@dataclass(slots=True, eq=False)
 class Feed:
     """State of one engine, updated by its snapshots.
 
-    Args:
-        claim: lookup of a shown request's cap and id.
-        asked: tokens of requests whose share of each step is needed.
-
     Attributes:
-        load_tokens: KV tokens of the running requests, with prompts in prefill counted whole.
-        step_load_tokens: tokens resident in the last step, including requests that it ended.
-        step_entered: requests that began in it.
-        step_asked: work in it by metered request.
         step_prompt_context: prompt tokens computed in it, each times the tokens before it.
-        step_grown: output tokens that it gave to requests in decode.
-        step_decoding: number of these requests; 0 if unknown.
-        step_firsts: requests that it gave their first token; 0 if unknown.
-        waiting_routed: part of ``waiting`` that may be this router's.
-        waiting_tokens: KV tokens that the queued requests will hold at first.
-        kv_usage: fraction in use, of the fullest group of blocks.
-        kv_tokens: longest request that the whole KV memory holds; 0 if unknown.
-        prompt_budget: as in ``Snapshot``.
-        admissible_tokens: longest prompt that it would admit with an empty queue.
         admissible_blocks: KV blocks of prompts that it would admit so; None: it does not tell.
-        kv: blocks that requests take there; None until ``known``.
-        computing: running requests whose prompts are not computed yet.
-        chunk_tokens: most prompt tokens of a step that left some; 0: none has.
-        windows: of its KV groups, without Mamba's; 0: all tokens.
-        known: true after a full snapshot; deltas alone show only a part.
-        full_wanted: true if only a full snapshot can repair a gap.
         departures: requests that stopped running; the reader clears it.
         changed: tokens whose number of running requests changed; the reader clears it.
     """
 
-    # With thirty attributes or more, instances without slots are slower.
-    __slots__ = (
-        "_asked",
-        "_claim",
-        "_computed",
-        "_forgotten",
-        "_misplaced",
-        "_parts",
-        "_preemptions_told",
-        "_prefill_left",
-        "_rows",
-        "_running",
-        "_uncounted",
-        "admissible_blocks",
-        "admissible_tokens",
-        "admission",
-        "changed",
-        "chunk_tokens",
-        "computing",
-        "departures",
-        "epoch",
-        "full_wanted",
-        "gaps",
-        "known",
-        "kv",
-        "kv_tokens",
-        "kv_usage",
-        "load_tokens",
-        "power_w",
-        "preemptions",
-        "prompt_budget",
-        "received_s",
-        "sequence",
-        "slots",
-        "step",
-        "step_asked",
-        "step_decoding",
-        "step_entered",
-        "step_firsts",
-        "step_grown",
-        "step_load_tokens",
-        "step_prompt_context",
-        "step_running",
-        "waiting",
-        "waiting_routed",
-        "waiting_tokens",
-        "windows",
-    )
-
-    def __init__(
-        self,
-        rows: WorkerRows | None = None,
-        claim: Claim = _unclaimed,
-        asked: Collection[str] = (),
-    ) -> None:
-        self.epoch = ""
-        self.sequence = 0
-        self.step = 0
-        self.received_s = 0.0
-        self.slots = 0
-        self.waiting = self.waiting_routed = self.waiting_tokens = 0
-        self.power_w: float | None = None
-        self.load_tokens = 0
-        self.step_load_tokens = 0
-        self.step_running = 0
-        self.step_entered = 0
-        self.step_asked: Mapping[str, Work] = {}
-        self.step_prompt_context = 0.0
-        self.step_grown = self.step_decoding = self.step_firsts = 0
-        self.kv_usage = 0.0
-        self.kv_tokens = 0
-        self.admissible_tokens: int | None = None
-        self.admissible_blocks: int | None = None
-        self.kv: KvBlocks | None = None
-        self.admission: str | None = None
-        self.prompt_budget: int | None = None
-        self.preemptions = 0
-        self._preemptions_told: int | None = None
-        self.chunk_tokens = 0
-        self.windows: tuple[int, ...] = ()
-        self.known = False
-        self.full_wanted = True
-        self.gaps = 0
-        self.departures: list[tuple[str | None, Departure]] = []
-        self.changed: set[str] = set()
-        self._rows = rows or RunningTable().worker()
-        self._claim = claim
-        self._asked = asked
-        self._misplaced = False
-        self._parts: dict[str, _Part] = {}
-        self._uncounted: dict[str, int] = {}  # places of forgotten requests that still run
-        self._running: dict[str, int] = {}
-        self._prefill_left = self.computing = 0
-        self._computed: list[tuple[str | None, float, int]] = []  # request, prompt tokens, up to
-        self._forgotten: OrderedDict[str, None] = OrderedDict()
+    rows: WorkerRows = field(default_factory=lambda: RunningTable().worker())
+    claim: Claim = _unclaimed  # lookup of a shown request's cap and id
+    asked: Collection[str] = ()  # tokens of requests whose share of each step is needed
+    epoch: str = ""
+    sequence: int = 0
+    step: int = 0
+    received_s: float = 0.0
+    slots: int = 0
+    waiting: int = 0
+    waiting_routed: int = 0  # part of ``waiting`` that may be this router's
+    waiting_tokens: int = 0  # KV tokens that the queued requests will hold at first
+    power_w: float | None = None
+    load_tokens: int = 0  # KV tokens of the running requests, with prompts in prefill counted whole
+    step_load_tokens: int = 0  # tokens resident in the last step, including requests that it ended
+    step_running: int = 0
+    step_entered: int = 0  # requests that began in it
+    step_asked: Mapping[str, Work] = field(default_factory=dict)  # work in it by metered request
+    step_prompt_context: float = 0.0
+    step_grown: int = 0  # output tokens that it gave to requests in decode
+    step_decoding: int = 0  # number of these requests; 0 if unknown
+    step_firsts: int = 0  # requests that it gave their first token; 0 if unknown
+    kv_usage: float = 0.0  # fraction in use, of the fullest group of blocks
+    kv_tokens: int = 0  # longest request that the whole KV memory holds; 0 if unknown
+    admissible_tokens: int | None = None  # longest prompt that it would admit with an empty queue
+    admissible_blocks: int | None = None
+    kv: KvBlocks | None = None  # blocks that requests take there; None until ``known``
+    admission: str | None = None
+    prompt_budget: int | None = None
+    preemptions: int = 0
+    prefill_left: int = 0
+    computing: int = 0  # running requests whose prompts are not computed yet
+    chunk_tokens: int = 0  # most prompt tokens of a step that left some; 0: none has
+    windows: tuple[int, ...] = ()  # of its KV groups, without Mamba's; 0: all tokens
+    known: bool = False  # true after a full snapshot; deltas alone show only a part
+    full_wanted: bool = True  # true if only a full snapshot can repair a gap
+    gaps: int = 0
+    departures: list[tuple[str | None, Departure]] = field(default_factory=list)
+    changed: set[str] = field(default_factory=set)
+    running_by_token: dict[str, int] = field(default_factory=dict)
+    _preemptions_told: int | None = None
+    _misplaced: bool = False
+    _parts: dict[str, _Part] = field(default_factory=dict)
+    # Places of forgotten requests that still run.
+    _uncounted: dict[str, int] = field(default_factory=dict)
+    # Request, prompt tokens, up to.
+    _computed: list[tuple[str | None, float, int]] = field(default_factory=list)
+    _forgotten: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
     @property
     def resident_tokens(self) -> int:
         """KV tokens of the running requests, without prompt tokens still to be computed."""
-        return self.load_tokens - self._prefill_left
-
-    @property
-    def prefill_left(self) -> int:
-        return self._prefill_left
+        return self.load_tokens - self.prefill_left
 
     @property
     def running(self) -> int:
         return len(self._parts)
 
-    @property
-    def running_by_token(self) -> Mapping[str, int]:
-        return self._running
-
     def apply(self, snapshot: Snapshot, received_s: float) -> list[str] | None:
-        """Apply a snapshot.
-
-        Returns:
-            Tokens of ended engine requests of routers, one for each; None for a late or repeated
-                snapshot, which has no effect.
-        """
+        """Tokens of routers' ended requests; None: the snapshot is late, and has no effect."""
         if snapshot.epoch != self.epoch or snapshot.sequence < self.sequence - _MOST_LATE:
             self._restart(snapshot.epoch)
         elif snapshot.sequence < self.sequence + (snapshot.kind != "full"):
@@ -222,8 +137,12 @@ class Feed:
         self.step_load_tokens = self.resident_tokens
         self.step_running = len(self._parts)
         if self._computed or self.step_prompt_context:
-            self._compute(snapshot.scheduled_prefill_tokens)
-        if self._asked or self.step_asked:
+            # Prompts that came computed are not among the scheduled tokens.
+            told = sum(tokens for _, tokens, _ in self._computed)
+            part = min(1.0, snapshot.scheduled_prefill_tokens / told) if told else 0.0
+            self._computed = [(token, part * n, end) for token, n, end in self._computed]
+            self.step_prompt_context = sum(n * (end - n / 2) for _, n, end in self._computed)
+        if self.asked or self.step_asked:
             self.step_asked = self._work_of_asked()
         ended = self._end(snapshot)
         self.full_wanted = full_wanted or self._misplaced
@@ -234,7 +153,7 @@ class Feed:
         self._forgotten[token] = None
         if len(self._forgotten) > _TOMBSTONES:
             self._forgotten.popitem(last=False)
-        if token in self._running:
+        if token in self.running_by_token:
             for engine_id in [i for i, part in self._parts.items() if part.token == token]:
                 place = self._parts[engine_id].place
                 self._leave(engine_id, completed=True)
@@ -245,20 +164,13 @@ class Feed:
 
     def generated_by_token(self, token: str) -> int:
         parts = self._parts.values()
-        return sum(self._rows.generated_tokens(p.place) for p in parts if p.token == token)
-
-    def _compute(self, scheduled_tokens: int) -> None:
-        """Work of the prompts; those that came computed are not among the scheduled tokens."""
-        told = sum(tokens for _, tokens, _ in self._computed)
-        part = min(1.0, scheduled_tokens / told) if told else 0.0
-        self._computed = [(token, part * tokens, end) for token, tokens, end in self._computed]
-        self.step_prompt_context = sum(n * (end - n / 2) for _, n, end in self._computed)
+        return sum(self.rows.generated_tokens(p.place) for p in parts if p.token == token)
 
     def _work_of_asked(self) -> dict[str, Work]:
         work: dict[str, Work] = {}
-        held_tokens = self._rows.resident_tokens()
+        held_tokens = self.rows.resident_tokens()
         for part in self._parts.values():
-            if (token := part.token) is not None and token in self._asked:
+            if (token := part.token) is not None and token in self.asked:
                 held, requests, _ = work.get(token, Work())
                 work[token] = Work(held + held_tokens[part.place], requests + 1)
         for token, prompt_tokens, _ in self._computed:
@@ -317,10 +229,10 @@ class Feed:
     def _grow(self, snapshot: Snapshot) -> None:
         """Let each request grow; those that are listed are corrected later."""
         if snapshot.kind == "growth":
-            self.step_grown, self.step_decoding, alike = self._rows.grow(snapshot.growths)
+            self.step_grown, self.step_decoding, alike = self.rows.grow(snapshot.growths)
             self._misplaced = not alike
         else:
-            self._rows.tick()
+            self.rows.tick()
             self.step_grown = self.step_decoding = len(self._parts)
         self.load_tokens += self.step_grown
 
@@ -341,7 +253,7 @@ class Feed:
                 seen = told.generated_tokens - latest if before is None else before.from_tokens
                 from_tokens = min(max(0, seen), told.generated_tokens)
                 self._add(told, token, before, place, from_tokens)
-        if self._prefill_left:
+        if self.prefill_left:
             self.chunk_tokens = max(self.chunk_tokens, snapshot.scheduled_prefill_tokens)
 
     def _taken_off(self, told: RunningRequest) -> _Part | None:
@@ -359,8 +271,8 @@ class Feed:
 
     def _free_place(self, told: RunningRequest) -> int:
         """The request's place; another one still there must have left it unnoticed."""
-        place = self._rows.free_place(told.place)
-        if self._rows.taken(place):
+        place = self.rows.free_place(told.place)
+        if self.rows.taken(place):
             self._misplaced = True
             holders = {part.place: i for i, part in self._parts.items()}
             holders |= {at: i for i, at in self._uncounted.items()}
@@ -368,7 +280,7 @@ class Feed:
         return place
 
     def _uncount(self, engine_id: str, place: int) -> None:
-        self._rows.uncount(place)
+        self.rows.uncount(place)
         self._uncounted[engine_id] = place
 
     def _add(
@@ -379,18 +291,15 @@ class Feed:
         place: int,
         from_tokens: int,
     ) -> None:
-        prompt, generated, prefill_left = (
-            told.prompt_tokens,
-            told.generated_tokens,
-            told.prefill_left,
-        )
+        prompt, generated = told.prompt_tokens, told.generated_tokens
+        prefill_left = told.prefill_left
         max_tokens, number = NO_CAP, None
         if before is not None:
             max_tokens, number = before.max_tokens, before.number
         elif token is not None:
-            max_tokens, number = self._claim(token, told)
+            max_tokens, number = self.claim(token, told)
         known = prompt, generated, prefill_left, max_tokens
-        number = self._rows.add(*known, told.end_probability, number, from_tokens, place)
+        number = self.rows.add(*known, told.end_probability, number, from_tokens, place)
         self._parts[told.id] = _Part(
             number, place, token, prompt, max_tokens, prefill_left, from_tokens
         )
@@ -401,14 +310,13 @@ class Feed:
         if generated and not prefill_left:
             self.step_firsts += before is None or before.prefill_left > 0
         self.load_tokens += prompt + generated
-        self._prefill_left += prefill_left
+        self.prefill_left += prefill_left
         self.computing += prefill_left > 0
         if token is not None:
-            self._running[token] = self._running.get(token, 0) + 1
+            self.running_by_token[token] = self.running_by_token.get(token, 0) + 1
             self.changed.add(token)
 
     def _end(self, snapshot: Snapshot) -> list[str]:
-        """Let requests leave; returns the tokens of those that are routers' and have ended."""
         ended = []
         for engine_id in dict.fromkeys(snapshot.finished):
             part = self._parts.get(engine_id)
@@ -422,23 +330,22 @@ class Feed:
 
     def _leave(self, engine_id: str, *, completed: bool) -> None:
         if engine_id in self._uncounted:
-            self._rows.remove(self._uncounted.pop(engine_id))
+            self.rows.remove(self._uncounted.pop(engine_id))
         elif engine_id in self._parts:
             part, generated = self._drop(engine_id)
             known = part.number, part.prompt_tokens, generated, completed, part.max_tokens
             self.departures.append((part.token, Departure(*known, engine_id, part.from_tokens)))
 
     def _drop(self, engine_id: str) -> tuple[_Part, int]:
-        """Remove a part; returns it with its generated tokens."""
         part = self._parts.pop(engine_id)
-        generated = self._rows.generated_tokens(part.place)
-        self._rows.remove(part.place)
+        generated = self.rows.generated_tokens(part.place)
+        self.rows.remove(part.place)
         self.load_tokens -= part.prompt_tokens + generated
-        self._prefill_left -= part.prefill_left
+        self.prefill_left -= part.prefill_left
         self.computing -= part.prefill_left > 0
         if part.token is not None:
-            self._running[part.token] -= 1
+            self.running_by_token[part.token] -= 1
             self.changed.add(part.token)
-            if not self._running[part.token]:
-                del self._running[part.token]
+            if not self.running_by_token[part.token]:
+                del self.running_by_token[part.token]
         return part, generated

@@ -6,7 +6,7 @@ other clients' load.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 LATE_S = 20.0
 
@@ -26,20 +26,16 @@ class Gauges:
         return round(self.kv_usage * self.kv_tokens)
 
 
+@dataclass(slots=True)
 class ForeignLoad:
-    """Requests and KV tokens of other clients on one worker, a low estimate.
+    """A low estimate; ``own_…``: this router's own highest counts since the last gauges."""
 
-    Attributes:
-        load_tokens: their KV tokens; 0 if the engine does not report its KV capacity.
-        own_requests, own_tokens: this router's own highest counts since the last gauges.
-    """
-
-    def __init__(self) -> None:
-        self.gauges: Gauges | None = None
-        self.requests = 0
-        self.load_tokens = 0
-        self.own_requests = self.own_tokens = 0
-        self._peaks: deque[tuple[float, int, int]] = deque()
+    gauges: Gauges | None = None
+    requests: int = 0
+    load_tokens: int = 0
+    own_requests: int = 0
+    own_tokens: int = 0
+    _peaks: deque[tuple[float, int, int]] = field(default_factory=deque)
 
     def receive(self, gauges: Gauges, now_s: float) -> None:
         self._keep_peak(now_s)

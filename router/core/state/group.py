@@ -36,14 +36,7 @@ from router.core.types import PAUSED, Dispatch, Hits, PoolState, Request, Worker
 class Group:
     """A barrier domain, or the prefill workers of one, which step independently.
 
-    Args:
-        lockstep: true if no worker can step without all others.
-        serves: decode group, for a prefill group; else None.
-
     Attributes:
-        held: slots in use, by tenant.
-        departures: requests that stopped running; the reader clears it.
-        prefills: group of its prefill workers, once it has had any.
         prefixes: what its workers' snapshots tell of their prefix caches, or is guessed.
         prefix_hits: what the live workers have cached of a prompt, instead; None: as told.
         prompt_budget: most prompt tokens of any worker in a step; None: the engines' own bound.
@@ -59,9 +52,9 @@ class Group:
         breakers: BreakerSettings = DEFAULTS,
     ) -> None:
         self.name = name
-        self.lockstep = lockstep
-        self.serves = serves
-        self.prefills: Group | None = None
+        self.lockstep = lockstep  # true if no worker can step without all others
+        self.serves = serves  # decode group, for a prefill group; else None
+        self.prefills: Group | None = None  # group of its prefill workers, once it has had any
         self.prefixes = Prefixes()
         self.prefix_hits: Hits | None = None
         self._hit_record = HitRecord()
@@ -70,8 +63,8 @@ class Group:
             serves.prefills = self
         self.workers: dict[str, Worker] = {}
         self.waiting = 0
-        self.held: Counter[str] = Counter()
-        self.departures: list[Departure] = []
+        self.held: Counter[str] = Counter()  # slots in use, by tenant
+        self.departures: list[Departure] = []  # requests that stopped running; the reader clears it
         self.token_rate: TokenRate = TokenRate() if serves is None else serves.token_rate
         self._table = RunningTable()
         self._ledger = StepLedger(power_levels)
@@ -103,7 +96,6 @@ class Group:
 
     @property
     def growth(self) -> float:
-        """Mean output tokens of a request in decode and step, lately; 1 without drafts."""
         return self._growth.mean
 
     @property
@@ -128,7 +120,6 @@ class Group:
 
     @property
     def step_time(self) -> StepTime | None:
-        """Cost of its steps: fixed, else learned; None: not known yet."""
         return self._ledger.step_time
 
     @property
@@ -138,7 +129,6 @@ class Group:
 
     @property
     def stepping(self) -> bool:
-        """True if a worker has work, and tells of its steps."""
         return any(self.workers[each].requests for each in self._fed)
 
     @property
@@ -147,7 +137,6 @@ class Group:
         return len(self._fed) == len(self._live)
 
     def fix_step_time(self, step_time: StepTime | None) -> None:
-        """None: as learned."""
         self._ledger.fixed = step_time
 
     @property
@@ -187,7 +176,6 @@ class Group:
 
     @property
     def hit_totals(self) -> HitTotals:
-        """How right the hits of requests were that it has sent."""
         return self._hit_record.totals
 
     @property
@@ -229,12 +217,12 @@ class Group:
         """Add a worker; in lockstep it blocks no other before its first time up."""
         if self._live:
             self._newcomers.add(spec.id)
-        parts = spec, self._table.worker(), self.departures, self.token_rate
         make = Worker if self.serves is None else PrefillWorker
-        self.workers[spec.id] = make(*parts)
-        self.workers[spec.id].breaker = Breaker(self._breakers)
-        self.workers[spec.id].service = self._rates.join(spec.service_rate)
-        self.workers[spec.id].hit_record = self._hit_record
+        worker = make(spec, self._table.worker(), self.departures, self.token_rate)
+        worker.breaker = Breaker(self._breakers)
+        worker.service = self._rates.join(spec.service_rate)
+        worker.hit_record = self._hit_record
+        self.workers[spec.id] = worker
 
     def amend(self, spec: WorkerSpec) -> None:
         worker = self.workers[spec.id]
@@ -298,15 +286,10 @@ class Group:
         return [worker.view(dispatch, overcommit) for worker in self._live]
 
     def versions(self) -> Sequence[int]:
-        """A number per live worker that changes with its engine requests."""
         versions = self._table.versions
         return [versions[worker.rows.worker] for worker in self._live]
 
     def outlook(self, look_ahead: LookAhead, views: Sequence[WorkerView]) -> Outlook:
-        """Forecast for the live workers, which these views show.
-
-        Other clients' load is in the views, but not among the running requests.
-        """
         slots = sum([view.slots for view in views]) // len(views)
         if not look_ahead.needs_running:
             loads = np.array([view.load_tokens for view in views], dtype=np.float64)
@@ -314,15 +297,12 @@ class Group:
             return look_ahead.outlook_from_loads(loads, requests, slots)
         outlook = look_ahead.renewed(self.versions(), self.running, slots)
         foreign = [worker.foreign.load_tokens for worker in self._live]
-        if any(foreign):
+        if any(foreign):  # it is in the views, but not among the running requests
             outlook = replace(outlook, work=outlook.work + np.array(foreign)[:, None])
         return outlook
 
     def running(self, places: Iterable[int] | None = None) -> Running:
-        """Engine requests that run on the live workers or are on their way.
-
-        ``places`` selects live workers by index, and renumbers them in this order.
-        """
+        """Requests on the live workers or on the way; ``places`` selects and renumbers workers."""
         live = self._live
         if places is not None:
             live = [live[place] for place in places]
@@ -422,7 +402,6 @@ class Group:
         return 0 if steps and any(worker.feed for worker in self._live) else steps
 
     def note_health(self, worker_id: str, trouble: str | None) -> None:
-        """Record a worker's trouble; None: it is healthy."""
         self.workers[worker_id].trouble = trouble
         if trouble is None:
             self._newcomers.discard(worker_id)

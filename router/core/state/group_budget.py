@@ -23,7 +23,6 @@ class GroupBudget:
         group.prompt_budget = budget if isinstance(budget, int) else None
 
     def of(self, worker_id: str) -> int | None:
-        """Most prompt tokens of a worker's coming step."""
         return self._own.get(worker_id, self._group.prompt_budget)
 
     def step_ended(self) -> bool:

@@ -1,7 +1,5 @@
 """Of which workers the prefix caches are guessed, and what requests leave in them."""
 
-from __future__ import annotations
-
 from router.core.prefix.prefixes import Prefixes
 from router.core.prefix.sent_prompts import MOST_TOKENS
 from router.core.state.worker import Worker

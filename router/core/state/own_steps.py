@@ -1,5 +1,3 @@
-"""Steps of engines that tell none."""
-
 from router.core.types import Request
 
 

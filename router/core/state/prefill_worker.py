@@ -28,21 +28,15 @@ class PrefillWorker(Worker):
 
     Attributes:
         chunk_tokens: prompt tokens that its engine computes in a step, unless it shows more.
-        kept_tokens: KV tokens of computed prompts that are not known to be fetched.
-        refusing: true for a moment after it has rejected a prompt.
     """
 
     def __init__(
-        self,
-        spec: WorkerSpec,
-        rows: WorkerRows,
-        departures: list[Departure],
-        token_rate: TokenRate,
+        self, spec: WorkerSpec, rows: WorkerRows, departures: list[Departure], token_rate: TokenRate
     ) -> None:
         super().__init__(spec, rows, departures, token_rate)
         self.chunk_tokens = DEFAULT_CHUNK
-        self.kept_tokens = 0
-        self.refusing = False
+        self.kept_tokens = 0  # KV tokens of computed prompts that are not known to be fetched
+        self.refusing = False  # true for a moment after it has rejected a prompt
         self._kept: dict[str, tuple[int, float]] = {}
         self._handed_out: dict[str, int] = {}
         self._left: set[str] = set()
@@ -66,17 +60,13 @@ class PrefillWorker(Worker):
 
     @property
     def kv_tokens(self) -> int:
-        """0 if unknown."""
         if self.feed is not None:
             return self.feed.kv_tokens
         return self.foreign.gauges.kv_tokens if self.foreign.gauges else 0
 
     @property
     def load_tokens(self) -> int:
-        """Prompt tokens still to be computed, without those it has cached.
-
-        Gauges show only KV, so without a feed other clients' do not count.
-        """
+        """Without a feed other clients' prompts do not count: gauges show only KV."""
         return self._pending_prompt_tokens()
 
     def add(self, request: Request, now_s: float | None, cached_tokens: int | None) -> None:
@@ -117,7 +107,8 @@ class PrefillWorker(Worker):
             self.drop(request_id)
         return tokens
 
-    def lose_kept(self) -> None:
+    def engine_failed(self) -> None:
+        super().engine_failed()
         self._kept.clear()
         self._handed_out.clear()
         self._left.clear()
@@ -133,11 +124,14 @@ class PrefillWorker(Worker):
         # The first step that leaves some of a prompt may have computed hardly any.
         chunk_tokens = max(self.chunk_tokens, self.feed.chunk_tokens if self.feed else 0)
         wants = left < CHUNKS_AHEAD * chunk_tokens and requests < CHUNKS_AHEAD * self.slots
+        # An empty worker takes a prompt of any size.
+        empty = not self.kv_tokens or not (requests or self._kept)
+        room = empty or self._used_tokens() < MEMORY_SHARE * self.kv_tokens
         return WorkerView(
             id=self.spec.id,
             load_tokens=left,
             requests=requests,
-            capacity=int(wants and not self.refusing and self._has_memory()),
+            capacity=int(wants and not self.refusing and room),
             waiting=self.feed.waiting if self.feed else 0,
             kv_usage=self.feed.kv_usage if self.feed else 0.0,
             pending_prompt_tokens=left,
@@ -145,12 +139,6 @@ class PrefillWorker(Worker):
 
     def _known_tokens(self) -> int:
         return self._unseen_tokens() + (self.feed.prefill_left if self.feed else 0)
-
-    def _has_memory(self) -> bool:
-        """An empty worker takes a prompt of any size."""
-        if not self.kv_tokens or not (self.requests or self._kept):
-            return True
-        return self._used_tokens() < MEMORY_SHARE * self.kv_tokens
 
     def _used_tokens(self) -> int:
         """KV tokens of prompts that are computed or kept.

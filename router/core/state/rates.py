@@ -43,13 +43,9 @@ class SendDelay:
 class GroupRates:
     """Common deviation of a group's workers from their plans.
 
-    If all plans are wrong by one factor, they still rank workers without completions. Without a
-    plan a new worker is expected to be as fast as the group.
-
-    Attributes:
-        factor: completions per expected completion, over all workers.
-        version: number that changes with any worker's rate.
-        delay: of what is sent to its workers.
+    If all plans are wrong by one factor (completions per expected completion), they still rank
+    workers without completions. Without a plan a new worker is expected to be as fast as the group.
+    ``version`` changes with any worker's rate. ``delay``: of what is sent to its workers.
     """
 
     def __init__(self) -> None:
@@ -97,24 +93,19 @@ class ServiceRate:
     """Service rate of one worker; ``GroupRates.join`` makes it.
 
     Attributes:
-        planned: requests per second and slot; None: not planned.
-        expected: the same before any completion.
         completions, busy_s: engine requests, and slot-seconds in use, with the same decay.
     """
 
     def __init__(self, group: GroupRates, planned: float | None) -> None:
-        self.planned = planned
-        self.expected = 1.0
+        self.planned = planned  # requests per second and slot; None: not planned
+        self.expected = 1.0  # the same before any completion
         self.completions = self.busy_s = 0.0
         self.group = group
         self._requests = self._slots = 0
         self._since_s: float | None = None
 
     def estimate(self) -> tuple[float, float]:
-        """Mu, requests per second and slot, above 0, and its relative standard error.
-
-        The error is that of the learned part; 0 without completions.
-        """
+        """Mu, requests per second and slot, and the learned part's relative standard error."""
         prior = self.expected * self.group.factor
         evidence = EVIDENCE + self.completions
         per_s = prior * evidence / (EVIDENCE + prior * self.busy_s)
@@ -188,10 +179,7 @@ class TokenRate:
         return tokens_of(text_bytes, parts, self._bytes / self._tokens, per_part)
 
     def learn(self, text_bytes: int, tokens: int, parts: int = 0) -> None:
-        """Learn from an engine's count of a prompt.
-
-        With images, the text's tokens are estimated, and the rest counts as the images'.
-        """
+        """With images, the text's tokens are estimated, and the rest counts as the images'."""
         kept = 1 - 1 / _PROMPTS
         if parts > 0:
             left = max(0.0, tokens - text_bytes / self.bytes_per_token)
@@ -208,11 +196,7 @@ def tokens_of(text_bytes: int, parts: int, bytes_per_token: float, tokens_per_pa
 
 
 class Growth:
-    """Output tokens per request in decode and step; old steps decay.
-
-    Attributes:
-        mean: exactly 1 while each request gains one token in each step.
-    """
+    """Output tokens per request in decode and step; old steps decay."""
 
     def __init__(self) -> None:
         self._tokens = 0.0
@@ -223,7 +207,6 @@ class Growth:
         return self._tokens / self._requests if self._requests else 1.0
 
     def add(self, tokens: int, requests: int) -> None:
-        """Add one engine's step."""
         if requests > 0:
             self._tokens += max(0, tokens) - self._tokens / GROWTH_STEPS
             self._requests += requests - self._requests / GROWTH_STEPS

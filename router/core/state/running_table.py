@@ -28,12 +28,8 @@ class RunningTable:
     """One row per running engine request, unordered; changes cost O(1).
 
     Most of a worker's requests grow together: a row stores generated tokens less its worker's
-    ticks then.
-
-    Attributes:
-        ticks: tokens that each request has gained, by worker.
-        versions: number by worker that changes with its requests and never repeats.
-        changes: source of these numbers.
+    ``ticks`` then. ``versions`` has a number by worker that changes with its requests and never
+    repeats.
     """
 
     def __init__(self) -> None:
@@ -65,7 +61,6 @@ class RunningTable:
         self._free.append(worker)
 
     def running(self, workers: Sequence[int]) -> Running:
-        """The rows of some workers, renumbered in this order."""
         numbering = np.full(len(self.ticks), -1, dtype=np.int64)
         numbering[list(workers)] = np.arange(len(workers))
         rows = slice(_UNCOUNTED + 1, self._rows)
@@ -90,14 +85,9 @@ class RunningTable:
         return self._serial
 
     def add(
-        self,
-        row: tuple[int, int, int, int, int, int, int, int],
-        end_probability: float | None,
+        self, row: tuple[int, int, int, int, int, int, int, int], end_probability: float | None
     ) -> int:
-        """Add a row: id, worker, values of ``WorkerRows.add`` (generated less ticks), place.
-
-        Returns its index, until another row is removed.
-        """
+        """As ``WorkerRows.add``, generated tokens less ticks; the index holds until a removal."""
         at = self._rows
         if at == self.columns.shape[1]:
             self.columns = np.concatenate((self.columns, np.zeros_like(self.columns)), axis=1)
@@ -119,11 +109,7 @@ class RunningTable:
 
 
 class WorkerRows:
-    """The rows of one worker, by the places of its requests.
-
-    Attributes:
-        rows: index of the row at each place.
-    """
+    """The rows of one worker; ``rows``: the index of the row at each place of its requests."""
 
     def __init__(self, table: RunningTable, worker: int) -> None:
         self._table = table
@@ -146,9 +132,8 @@ class WorkerRows:
     def grow(self, growths: bytes) -> tuple[int, int, bool]:
         """Add what a ``growth`` tells.
 
-        Returns:
-            Tokens gained by its counted requests, their number, and whether the places of all its
-                requests are those that the message lists.
+        Returns the tokens gained by its counted requests, their number, and whether the places of
+        all its requests are those that the message lists.
         """
         self.change()
         told = np.frombuffer(growths, dtype=np.uint8)
@@ -195,7 +180,6 @@ class WorkerRows:
         from_tokens: int = 0,
         place: int | None = None,
     ) -> int:
-        """Add a request at a free place; returns its number."""
         number = self._table.new_id() if number is None else number
         place = self.free_place(place)
         generated = generated_tokens - self._ticks[self.worker]
@@ -205,14 +189,12 @@ class WorkerRows:
         return number
 
     def uncount(self, place: int) -> None:
-        """Keep a place for a request that is not counted."""
         self.rows[place] = _UNCOUNTED
 
     def new_id(self) -> int:
         return self._table.new_id()
 
     def remove(self, place: int) -> None:
-        """Free a place."""
         row = int(self.rows[place])
         self.rows[place] = _FREE
         if row > _UNCOUNTED:

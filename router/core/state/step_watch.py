@@ -10,11 +10,8 @@ from router.core.types import Snapshot
 class StepPart(msgspec.Struct, frozen=True, gc=False):
     """One worker in a closed step.
 
-    Attributes:
-        load_tokens: as in the step's imbalance: 0 for an idle worker; for a busy one that did not
-            make this step, the load after its last step.
-        queued, power_w: at its last report; power None: unknown.
-        prompt_tokens: computed in this step.
+    The load is as in the step's imbalance: 0 for an idle worker; for a busy one that did not make
+    this step, the load after its last step. ``queued``, ``power_w``: at its last report.
     """
 
     load_tokens: int
@@ -28,25 +25,18 @@ class ClosedStep(msgspec.Struct, frozen=True, gc=False):
     """A closed step of a group.
 
     Attributes:
-        step: without a barrier, the number of the furthest rank.
-        step_s: in the engine's seconds.
-        parts: by worker, without those that are down or silent.
-        together: true if all busy workers made it together.
         waiting_s: modelled by the group's step time, summed over workers; None: unknown, or no
             barrier.
-        preemptions: since the step before.
-        waited_s: measured, summed over workers; None: not all engines measure it.
-        output_tokens: that requests gained.
     """
 
-    step: int
-    step_s: float
-    parts: Mapping[str, StepPart]
-    together: bool
+    step: int  # without a barrier, the number of the furthest rank
+    step_s: float  # in the engine's seconds
+    parts: Mapping[str, StepPart]  # by worker, without those that are down or silent
+    together: bool  # true if all busy workers made it together
     waiting_s: float | None
-    preemptions: int
-    waited_s: float | None = None
-    output_tokens: int = 0
+    preemptions: int  # since the step before
+    waited_s: float | None = None  # measured, summed over workers; None: not all engines measure it
+    output_tokens: int = 0  # that requests gained
 
 
 class Said(msgspec.Struct, frozen=True, gc=False):

@@ -13,7 +13,6 @@ from router.core.energy.joules import AgentMeter
 from router.core.events import PromptCounted
 from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import NO_CAP
-from router.core.kv_blocks import KvBlocks
 from router.core.prefix.hit_totals import HitRecord
 from router.core.state.breaker import Breaker
 from router.core.state.feed import Feed
@@ -41,28 +40,21 @@ class _InFlight:
 
     Attributes:
         numbers: look-ahead ids, until shown engine requests take them over.
-        generated_tokens: output of all engine requests that are not shown.
-        from_tokens: part of it that a feed's departures have reported.
-        uncounted: prompts that have not taught the token rate yet.
-        told_tokens: prompt length by the engine's count; 0 until known.
-        ended_tokens: output of ended engine requests, by the feed.
-        streamed_tokens: output of all, by its stream or whole answer.
         cached_tokens: part of its prompt that the engine had cached when it was sent, if known.
-        compared: whether the engine has told the same, or nothing was known.
         sent_at: last step of its engine when it was sent; None unless it could begin at once.
     """
 
     request: Request
     numbers: list[int] = field(default_factory=list)
     finished: int = 0
-    generated_tokens: int = 0
-    from_tokens: int = 0
-    uncounted: int = 1
-    told_tokens: int = 0
-    ended_tokens: int = 0
-    streamed_tokens: int = 0
+    generated_tokens: int = 0  # output of all engine requests that are not shown
+    from_tokens: int = 0  # part of it that a feed's departures have reported
+    uncounted: int = 1  # prompts that have not taught the token rate yet
+    told_tokens: int = 0  # prompt length by the engine's count; 0 until known
+    ended_tokens: int = 0  # output of ended engine requests, by the feed
+    streamed_tokens: int = 0  # output of all, by its stream or whole answer
     cached_tokens: int = 0
-    compared: bool = True
+    compared: bool = True  # whether the engine has told the same, or nothing was known
     sent_at: int | None = None
     refused: bool = False
 
@@ -74,43 +66,27 @@ class _InFlight:
 class Worker:
     """One worker: its engine's feed, if any, and this router's requests on it.
 
-    Args:
-        rows: its running requests in the look-ahead's table.
-        departures: list that receives requests that stopped running.
-
     Attributes:
-        feed: state by snapshots; None without fresh ones.
-        foreign: load of other clients by gauges, without a feed.
-        trouble: trouble of its own engine; None while healthy.
-        down_reason: None while live.
-        hit_record: predictions of cached tokens, beside what the engine found.
-        draining: true if it receives no more requests.
-        meter: its power by an agent.
-        aside: requests under way that bypass the pool and need no slot.
         unseen: number of engine requests that no snapshot shows, by token.
         gaps, preemptions: sums over lost feeds, without the present one.
     """
 
     def __init__(
-        self,
-        spec: WorkerSpec,
-        rows: WorkerRows,
-        departures: list[Departure],
-        token_rate: TokenRate,
+        self, spec: WorkerSpec, rows: WorkerRows, departures: list[Departure], token_rate: TokenRate
     ) -> None:
         self.spec = spec
-        self.rows = rows
-        self.departures = departures
-        self.trouble: str | None = _NOT_CHECKED
-        self.down_reason: str | None = self.trouble
-        self.draining = False
-        self.aside = 0
+        self.rows = rows  # its running requests in the look-ahead's table
+        self.departures = departures  # list that receives requests that stopped running
+        self.trouble: str | None = _NOT_CHECKED  # trouble of its own engine; None while healthy
+        self.down_reason: str | None = self.trouble  # None while live
+        self.draining = False  # true if it receives no more requests
+        self.aside = 0  # requests under way that bypass the pool and need no slot
         self.breaker = Breaker()
         self.service: ServiceRate = GroupRates().join(spec.service_rate)
-        self.feed: Feed | None = None
-        self.foreign = ForeignLoad()
-        self.meter = AgentMeter()
-        self.hit_record = HitRecord()
+        self.feed: Feed | None = None  # state by snapshots; None without fresh ones
+        self.foreign = ForeignLoad()  # load of other clients by gauges, without a feed
+        self.meter = AgentMeter()  # its power by an agent
+        self.hit_record = HitRecord()  # predictions of cached tokens, beside what the engine found
         self._token_rate = token_rate
         self._asked: set[str] = set()
         self.gaps = self.preemptions = 0
@@ -123,6 +99,9 @@ class Worker:
     def amend(self, spec: WorkerSpec) -> None:
         self.spec = spec
         self._view = None
+
+    def engine_failed(self) -> None:
+        self.breaker.fell()
 
     @property
     def live(self) -> bool:
@@ -192,16 +171,8 @@ class Worker:
             tokens += parts * flight.request.prompt_tokens + flight.generated_tokens
         return tokens
 
-    def _unseen_blocks(self, kv: KvBlocks) -> int:
-        flights = ((parts, self._in_flight[token]) for token, parts in self.unseen.items())
-        return sum(
-            parts * kv.entering(flight.request.prompt_tokens + flight.generated_tokens // parts)
-            for parts, flight in flights
-        )
-
     @property
     def requests(self) -> int:
-        """Engine requests running, queued in the engine, or on their way."""
         feed, unseen = self.feed, sum(self.unseen.values())
         if feed is None:
             return unseen + self.foreign.requests
@@ -209,7 +180,6 @@ class Worker:
         return feed.running + feed.waiting + max(0, unseen - feed.waiting_routed)
 
     def open_slots(self, running: int) -> int:
-        """Slots open to other requests in a step that ran so many."""
         return max(0, self.slots - running) if self.breaker.calm else 0
 
     @property
@@ -235,7 +205,6 @@ class Worker:
         return feed
 
     def power_w(self, now_s: float) -> float | None:
-        """Power by its own snapshots, else by the agent; None: unknown."""
         own_w = None if self.feed is None else self.feed.power_w
         return self.meter.power_w(now_s) if own_w is None else own_w
 
@@ -354,13 +323,11 @@ class Worker:
         return self._view
 
     def _held_back(self, view: WorkerView) -> WorkerView:
-        """The view with its capacity after drain and breaker."""
         breaker = self.breaker
         left = 0 if self.draining else breaker.capacity(view.capacity, self.slots, view.requests)
         return msgspec.structs.replace(view, capacity=left)
 
     def fresh_view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
-        """The view as if no request were held back."""
         feed, foreign, pooled = self.feed, self.foreign, dispatch is Dispatch.POOL
         requests, slots, tokens, blocks, kv = self.requests, self.slots, None, None, None
         unseen_tokens = self._unseen_tokens() if self.unseen else 0
@@ -370,8 +337,12 @@ class Worker:
             if pooled and feed.admissible_tokens is not None:
                 tokens = max(0, feed.admissible_tokens - unseen_tokens)
             if pooled and feed.admissible_blocks is not None and feed.kv is not None:
-                kv = feed.kv
-                blocks = max(0, feed.admissible_blocks - self._unseen_blocks(kv))
+                kv, blocks = feed.kv, feed.admissible_blocks
+                for token, parts in self.unseen.items():
+                    flight = self._in_flight[token]
+                    held = flight.request.prompt_tokens + flight.generated_tokens // parts
+                    blocks -= parts * kv.entering(held)
+                blocks = max(0, blocks)
         shown = feed or foreign.gauges
         per_s, error = self.service.estimate()
         return WorkerView(

@@ -1,4 +1,4 @@
-from __future__ import annotations
+from typing import Any
 
 import msgspec
 
@@ -9,19 +9,7 @@ from router.core.types import StateSource, WorkerSpec
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, gc=False):
-    """One worker at one moment, as readers see it; None: unknown.
-
-    Attributes:
-        requests: engine requests that run, are queued in the engine, or are on their way.
-        in_flight: this router's requests that were sent and have not ended.
-        aside: requests under way that bypass the pool.
-        foreign_requests: engine requests that are surely not this router's, by gauges.
-        kept_tokens: KV kept for decode workers; None: it is no prefill worker.
-        service_rate: requests that each slot completes per second.
-        slots_reported: by snapshots, as all that follow; None: there are no fresh ones.
-        admissible_tokens: KV tokens that its engine would admit with an empty queue.
-        age_s: time since the last snapshot.
-    """
+    """One worker at one moment, as readers see it; None: unknown."""
 
     spec: WorkerSpec
     up: bool
@@ -31,22 +19,26 @@ class WorkerStatus(msgspec.Struct, frozen=True, gc=False):
     source: StateSource
     slots: int
     free_slots: int
-    requests: int
-    in_flight: int
-    aside: int
-    foreign_requests: int
+    requests: int  # engine requests that run, are queued in the engine, or are on their way
+    in_flight: int  # this router's requests that were sent and have not ended
+    aside: int  # requests under way that bypass the pool
+    foreign_requests: int  # engine requests that are surely not this router's, by gauges
     load_tokens: int
-    kept_tokens: int | None
+    kept_tokens: int | None  # KV kept for decode workers; None: it is no prefill worker
     kv_usage: float | None
     service_rate: float | None
     power_w: float | None
-    slots_reported: int | None
+    slots_reported: int | None  # by snapshots, as all that follow; None: there are no fresh ones
     running: int | None
     waiting: int | None
-    admissible_tokens: int | None
+    admissible_tokens: int | None  # KV tokens that its engine would admit with an empty queue
     step: int | None
     sequence: int | None
     age_s: float | None
+
+    def some(self, *names: str) -> dict[str, Any]:
+        """Some of its fields by name."""
+        return {name: getattr(self, name) for name in names}
 
     @property
     def queued(self) -> int:

@@ -69,11 +69,11 @@ def test_what_queues_in_an_engine_is_apart_from_what_runs() -> None:
     shown = [running(part(number), 50, 1) for number in range(4)]
     show(cluster, msgspec.structs.replace(snapshot("full", 1, *shown), waiting=2))
 
-    (told,) = Status(cluster, lambda: 0.0).read(Footing()).groups
+    (told,) = Status(cluster, lambda: 0.0).read(Footing())["groups"]
 
     # One tells it, of the other one its slots do.
-    assert [(each.requests, each.queued) for each in told.workers] == [(6, 2), (6, 2)]
-    assert told.barrier is None
+    assert [(each["requests"], each["queued"]) for each in told["workers"]] == [(6, 2), (6, 2)]
+    assert told["barrier"] is None
 
 
 def test_of_prompt_tokens_that_engines_had_cached() -> None:
@@ -82,15 +82,16 @@ def test_of_prompt_tokens_that_engines_had_cached() -> None:
     send(cluster, request(1, 100), "a")
     show(cluster, snapshot("full", 2, RunningRequest(part(1), 100, 1, 48)))
 
-    (told,) = Status(cluster, lambda: 0.0).read(Footing()).groups
+    (told,) = Status(cluster, lambda: 0.0).read(Footing())["groups"]
 
-    assert (told.sums.prefix_prompt_tokens, told.sums.prefix_found_tokens) == (100, 48)
+    sums = told["sums"]
+    assert (sums["prefix_prompt_tokens"], sums["prefix_found_tokens"]) == (100, 48)
 
 
 def test_where_nothing_is_routed() -> None:
-    (told,) = Status(cluster_of(*SPECS), lambda: 0.0).read(Footing()).groups
+    (told,) = Status(cluster_of(*SPECS), lambda: 0.0).read(Footing())["groups"]
 
-    assert (told.rule, told.pool_requests, told.sums.completed) == (None, None, 0)
+    assert (told["rule"], told["pool_requests"], told["sums"]["completed"]) == (None, None, 0)
 
 
 def test_of_engines_that_time_their_waits() -> None:
@@ -99,7 +100,7 @@ def test_of_engines_that_time_their_waits() -> None:
         told = snapshot("full", number, running(part(7), 100, 20), power_w=300.0, step_s=0.5)
         show(cluster, msgspec.structs.replace(told, waited_s=0.1))
 
-    sums = msgspec.to_builtins(Status(cluster, lambda: 0.0).read(Footing()).groups[0].sums)
+    sums = Status(cluster, lambda: 0.0).read(Footing())["groups"][0]["sums"]
 
     assert (sums["steps"], sums["step_s"], sums["waiting_s"]) == (2, 1.0, 0.2)
     assert (sums["timed_s"], sums["measured_s"]) == (1.0, 1.0)

@@ -110,7 +110,7 @@ def test_a_token_is_learned_once(story: list[Event], tokens: int) -> None:
         for departure in departures(story):
             look_ahead.ended(departure)
     # A delta that calls a request preempted does not say whether it had a token in that step.
-    assert look_ahead.mean_output_tokens == pytest.approx(tokens, abs=3)
+    assert look_ahead._lengths.mean_tokens == pytest.approx(tokens, abs=3)
     look_ahead.advance(1000)
     signal.observe(nobody([]))
     survival = signal.survival(100)

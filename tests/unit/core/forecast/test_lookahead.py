@@ -130,7 +130,7 @@ def test_the_horizon_follows_the_skill() -> None:
     assert lived(look_ahead, farm, 1)[0].work.shape == (2, horizon + 1)
     signal.deaf = True
     lived(look_ahead, farm, 5000)
-    lead_tokens = BLIND_LEAD * look_ahead.mean_output_tokens
+    lead_tokens = BLIND_LEAD * look_ahead._lengths.mean_tokens
     assert look_ahead.parameters.lead_tokens == pytest.approx(lead_tokens, rel=0.1)
     assert replace(look_ahead.parameters, lead_tokens=0) == Parameters(0, 1.0, BLIND_TIE_WEIGHT)
 
@@ -144,11 +144,11 @@ def test_a_survival_curve_alone_has_too_little_skill() -> None:
 
 def test_the_mean_output_is_learned_from_all() -> None:
     look_ahead = LookAhead(NoSignal())
-    assert look_ahead.mean_output_tokens == 256
+    assert look_ahead._lengths.mean_tokens == 256
     for _ in range(20_000):
         look_ahead.ended(departure(60))
         look_ahead.ended(departure(20, completed=False))
-    assert look_ahead.mean_output_tokens == pytest.approx(80, rel=0.02)
+    assert look_ahead._lengths.mean_tokens == pytest.approx(80, rel=0.02)
 
 
 def test_the_tie_weight_follows_what_leaves_with_a_request() -> None:

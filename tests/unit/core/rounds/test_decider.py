@@ -117,7 +117,7 @@ def test_without_snapshots_the_look_ahead_learns() -> None:
     signal = SurvivalSignal()
     look_ahead = LookAhead(signal)
     Life(look_ahead).live(3000, output=20, told_every=4)
-    assert look_ahead.mean_output_tokens == pytest.approx(20, rel=0.5)
+    assert look_ahead._lengths.mean_tokens == pytest.approx(20, rel=0.5)
     assert look_ahead.parameters.lead_tokens < 100, "reviewed: at first it is 384"
     assert look_ahead.skill is not None
     assert signal.survival(100)[30] < 0.5, "drawn anew: at first a mean of 256 is assumed"
