@@ -18,16 +18,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the router that accepts settings at run time.
+    """A part of the router that accepts settings at run time."""
 
-    Attributes:
-        take: called with all settings once every part has accepted them.
-        check: called first, and reads the files that it needs; an ``EvenstepError`` rejects.
-        given: settings marked ``IF_GIVEN`` that were given at the start, for this part.
-    """
-
+    # Called with all settings once every part has accepted them.
     take: Callable[[ServeSettings], None]
+    # Called first, and reads the files that it needs; an ``EvenstepError`` rejects.
     check: Callable[[ServeSettings], object] = lambda _: None
+    # Settings marked ``IF_GIVEN`` that were given at the start, for this part.
     given: frozenset[str] = frozenset()
 
 
@@ -49,9 +46,6 @@ class Reload:
 
     Only settings that differ from the last read are applied; other changes by hand stay.
     ``prepare`` is called with new settings off the event loop, for slow preparation.
-
-    Attributes:
-        names: settings that can change at run time.
     """
 
     def __init__(
@@ -71,6 +65,7 @@ class Reload:
             *parts,
             Part(lambda settings: start_logging(settings.log_level, settings.log_format)),
         )
+        # Settings that can change at run time.
         self.names: Set[str] = _ALWAYS_LIVE.union(*(part.given for part in self._parts))
 
     async def __call__(self) -> None:

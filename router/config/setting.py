@@ -36,15 +36,12 @@ class SettingGroup(BaseSettings):
 
 
 class Marks(TypedDict):
-    """What a declaration says besides type, default, range and help.
-
-    Attributes:
-        live: whether a running router applies a new value. ``IF_GIVEN``: only if the setting was
-            given at the start.
-    """
+    """What a declaration says besides type, default, range and help."""
 
     metavar: str  # placeholder of the value in ``--help``
     unit: str  # unit of the value; empty: none
+    # Whether a running router applies a new value. ``IF_GIVEN``: only if the setting was given at
+    # the start.
     live: bool | Literal["if given"]
     advanced: bool  # whether only few clusters need another value
 

@@ -93,11 +93,7 @@ class Waiting:
 
 
 class GroupQueue:
-    """The queue of a group whose workers answer requests; all runs on one event loop.
-
-    Attributes:
-        deserted_s: since when no worker serves the group; None while one does, or is paused.
-    """
+    """The queue of a group whose workers answer requests; all runs on one event loop."""
 
     lacking: ClassVar[str] = "slot became free"  # what an expired request did not get
 
@@ -111,6 +107,7 @@ class GroupQueue:
         self.budget = RetryBudget(settings.retry_budget, settings.retry_min_per_s)
         self.waiters: dict[str, Waiting] = {}
         self.prefills: PrefillQueue | None = None  # queue of the group's prefill stage
+        # Since when no worker serves the group; None while one does, or is paused.
         self.deserted_s: float | None = shared.clock()
         self.sent_s: dict[str, float] = {}  # times of dispatch, until the first byte
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None

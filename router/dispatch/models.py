@@ -50,9 +50,6 @@ class ModelTable:
         aliases: further names; an alias precedes a model of the same name.
         asks: whether a group asks for the content of its requests.
         tokenizers: folders by model; by an empty name for all others.
-
-    Attributes:
-        absent: workers of a model's group that lack it, by model.
     """
 
     def __init__(
@@ -66,6 +63,7 @@ class ModelTable:
         self.limits = limits
         self.tokenizers = tokenizers
         self.asks = asks
+        # Workers of a model's group that lack it, by model.
         self.absent: Mapping[str, frozenset[str]] = {}
         self.adapters: frozenset[str] = frozenset()  # names of LoRA adapters
         self._cluster = cluster

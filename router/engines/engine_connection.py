@@ -31,14 +31,7 @@ _SOCKET_OPTIONS = (
 
 
 class Connection(asyncio.Protocol):
-    """One connection to an engine; serves one request at a time; without one it is in ``idle``.
-
-    Attributes:
-        heard: bytes arrived since the last ``take_heard``.
-        unread: the engine closed it, certainly before reading the request.
-        status: 0 before the answer's head.
-        framed: the head marks the body's end.
-    """
+    """One connection to an engine; serves one request at a time; without one it is in ``idle``."""
 
     __slots__ = (
         *("_acked", "_buffered_bytes", "_chunks", "_done", "_dry_bytes", "_error", "_head_bytes"),
@@ -60,7 +53,11 @@ class Connection(asyncio.Protocol):
         self._done = True
         self._unsent = memoryview(b"")
         self._reusable = self._paused = self._full = False
+        # Bytes arrived since the last ``take_heard``.
+        # The engine closed it, certainly before reading the request.
+        # The head marks the body's end.
         self.framed = self.heard = self.unread = False
+        # 0 before the answer's head.
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
 

@@ -41,22 +41,19 @@ _decode_models = msgspec.json.Decoder(_Models).decode
 
 @dataclass(slots=True)
 class _Engine(PolledEngine):
-    """One URL and its workers, which are up or down together.
-
-    Attributes:
-        unknown: unsupported paths, with the number of checks until the next query.
-        hurried: ends a wait: ``delay_s`` is shorter now.
-    """
+    """One URL and its workers, which are up or down together."""
 
     up: bool = False
     down_reason: str = "not checked yet"
     cards: Mapping[str, Card] | None = None
     silence: str | None = None  # error in the last list of models
+    # Unsupported paths, with the number of checks until the next query.
     unknown: dict[str, int] = field(default_factory=dict)
     emulated: bool = False
     failures: int = 0  # failed checks in a row
     backoff_s: float = FIRST_BACKOFF_S  # wait before the check after the next reported failure
     delay_s: float = 0.0  # wait before the next check
+    # Ends a wait: ``delay_s`` is shorter now.
     hurried: asyncio.Event = field(default_factory=asyncio.Event)
     known: asyncio.Event = field(default_factory=asyncio.Event)  # set from the first check on
 

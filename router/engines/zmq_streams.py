@@ -25,15 +25,12 @@ PATIENCE = 1.5  # allows for an engine's start
 
 @dataclass(slots=True, eq=False)
 class Channel:
-    """The SUB socket for workers of one key, or for those without.
-
-    Attributes:
-        gone: epochs of workers that left; their messages may still arrive.
-    """
+    """The SUB socket for workers of one key, or for those without."""
 
     socket: Socket
     streams: list[Stream] = field(default_factory=list)
     by_epoch: dict[str, Stream] = field(default_factory=dict)
+    # Epochs of workers that left; their messages may still arrive.
     gone: set[str] = field(default_factory=set)
     introduced_s: float = -math.inf  # when silent workers were last asked to identify
     emptied_s: float = -math.inf  # when the socket was last found empty

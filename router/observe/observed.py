@@ -96,26 +96,22 @@ class SeenRequests:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Cost of a group's barrier over some of its steps.
-
-    Attributes:
-        idle_share: part of the workers' step time spent waiting for the fullest one; None: not
-            known, or no barrier.
-        measured_share, modelled_share: parts of the step time whose waiting engines measured, and
-            whose waiting is modelled.
-        together_share: of the steps with two or more busy workers, the share that all of them made
-            together; None: no such step.
-    """
+    """Cost of a group's barrier over some of its steps."""
 
     steps: int
     step_s: float | None  # mean duration in the engine's seconds; None without steps
     imbalance_tokens: float | None  # mean of G max L - sum L
     load_tokens: float | None
     max_load_tokens: float | None
+    # Part of the workers' step time spent waiting for the fullest one; None: not known, or no
+    # barrier.
     idle_share: float | None
+    # Parts of the step time whose waiting engines measured, and whose waiting is modelled.
     measured_share: float | None
     modelled_share: float | None
     throughput_tok_s: float | None  # output tokens per second of step time
+    # Of the steps with two or more busy workers, the share that all of them made together; None: no
+    # such step.
     together_share: float | None
 
     @property

@@ -43,14 +43,10 @@ _LONGEST_NAME_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """Fields of a completion request that balancing needs.
-
-    Attributes:
-        known_tokens, text_bytes: of prompts given as ids, as text; per engine request.
-        session: the name of its session, and what else divides caches, as in the body.
-    """
+    """Fields of a completion request that balancing needs."""
 
     model: str | None
+    # Of prompts given as ids, as text; per engine request.
     known_tokens: int
     text_bytes: int
     slots: int  # engine requests it becomes
@@ -60,6 +56,7 @@ class ParsedRequest:
     measured: bool = True  # whether the whole prompt was counted
     splittable: bool = True  # whether one worker may prefill and another decode
     content: Content | None = None  # of its only prompt, where somebody asks for it
+    # The name of its session, and what else divides caches, as in the body.
     session: tuple[bytes, bytes] = (b"", b"")
 
 

@@ -39,15 +39,7 @@ _tokens = Random()
 
 
 class RequestHead:
-    """What a request's headers say to the router.
-
-    Attributes:
-        token: router's unique name for it, ``es-`` and 20 hexadecimal digits.
-        client_id: empty if absent, malformed or repeated.
-        name: the client's id, else the token.
-        metered: the client asks for the energy.
-        session: the client's name for its session; empty if absent.
-    """
+    """What a request's headers say to the router."""
 
     __slots__ = ("_asked", "client_id", "metered", "name", "session", "token")
 
@@ -59,10 +51,15 @@ class RequestHead:
                 asked.setdefault(name, value)
                 ids += name == HEADER
         sane = ids == 1 and _SANE.fullmatch(asked[HEADER]) is not None
+        # Router's unique name for it, ``es-`` and 20 hexadecimal digits.
         self.token = f"es-{_tokens.getrandbits(80):020x}"
+        # Empty if absent, malformed or repeated.
         self.client_id = asked[HEADER].decode() if sane else ""
+        # The client's id, else the token.
         self.name = self.client_id or self.token
+        # The client asks for the energy.
         self.metered = asked.get(_ENERGY) == b"1"
+        # The client's name for its session; empty if absent.
         self.session = asked.get(_SESSION, b"").strip()
         self._asked = asked
 

@@ -44,13 +44,10 @@ class NamedEventStream(EventStream):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Format of an endpoint that generates.
-
-    Attributes:
-        error_event: made from message, type, status and events before.
-    """
+    """Format of an endpoint that generates."""
 
     stream: Callable[[], EventStream]
+    # Made from message, type, status and events before.
     error_event: Callable[[str, str, int, int], bytes]
     typed_errors: bool = False  # clients expect ``"type": "error"``
     names_response: bool = False  # the engine takes the request id from the body, not a header

@@ -39,19 +39,16 @@ class RecordedGroup(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """Data common to all other lines.
-
-    Attributes:
-        policy, dispatch: None from an observer.
-        power_levels: calibrated watts of a worker when idle, waiting in a step, and computing.
-    """
+    """Data common to all other lines."""
 
     recording: int = SCHEMA
     evenstep: str
     source: Literal["serve", "observe"]  # "serve" if the router dispatched the requests itself
     started_unix_s: float  # wall clock at the start; all other times count from there
+    # None from an observer.
     policy: str | None = None
     dispatch: str | None = None
+    # Calibrated watts of a worker when idle, waiting in a step, and computing.
     power_levels: tuple[float, float, float] | None = None
     groups: dict[str, RecordedGroup]
 
@@ -69,30 +66,27 @@ class WorkerLine(msgspec.Struct, frozen=True):
 
 
 class StepLine(msgspec.Struct, frozen=True, gc=False):
-    """A completed step; lists have an entry per worker: the header's, then later ones.
-
-    Attributes:
-        loads: resident KV tokens as the imbalance counts them: 0 for an idle worker, the last load
-            for a busy one that did not make this step, None for one that is down or silent.
-        pool, queued: requests waiting in the router, and in the engines.
-        waiting_s: modelled time spent waiting for the fullest worker, summed over workers.
-        prompts: prompt tokens computed in this step, None as in ``loads``; None in recordings that
-            do not have them.
-    """
+    """A completed step; lists have an entry per worker: the header's, then later ones."""
 
     step: int  # of the furthest rank, without a barrier
     group: str
     time_s: float  # its end
     step_s: float  # duration, in the engine's seconds
+    # Resident KV tokens as the imbalance counts them: 0 for an idle worker, the last load for a
+    # busy one that did not make this step, None for one that is down or silent.
     loads: list[Count | None]
     running: list[Count | None]  # engine requests that ran, None as in ``loads``
+    # Requests waiting in the router, and in the engines.
     pool: Count = 0
     queued: Count = 0
     together: bool = True  # all workers with something to run made this step together
+    # Modelled time spent waiting for the fullest worker, summed over workers.
     waiting_s: float | None = None
     waited_s: float | None = None  # the same, as engines measured it
     power_w: list[float | None] | None = None  # of each worker's GPUs
     preemptions: Count = 0  # since the step before
+    # Prompt tokens computed in this step, None as in ``loads``; None in recordings that do not have
+    # them.
     prompts: list[Count | None] | None = None
     tokens: Count | None = None  # output tokens of the step; None as ``prompts``
 
@@ -104,13 +98,7 @@ class StepLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class RequestLine(msgspec.Struct, frozen=True, gc=False):
-    """A completed request; times count from the start.
-
-    Attributes:
-        blocks: runs of numbers (``BlockNumbers``) of the prompt's full blocks, as far as they are
-            known; equal numbers stand for equal prompts up to the block's end. Without a content
-            or a cache that is known there are none.
-    """
+    """A completed request; times count from the start."""
 
     request: int  # number in the order of completion
     group: str
@@ -123,6 +111,9 @@ class RequestLine(msgspec.Struct, frozen=True, gc=False):
     output_tokens: Count  # of all its engine requests together, as far as known
     outcome: str  # an ``Outcome``, or "lost" if an observer did not see its end
     slots: Annotated[int, msgspec.Meta(ge=1)] = 1  # engine requests that it became
+    # Runs of numbers (``BlockNumbers``) of the prompt's full blocks, as far as they are known;
+    # equal numbers stand for equal prompts up to the block's end. Without a content or a cache that
+    # is known there are none.
     blocks: list[Count] | msgspec.UnsetType = msgspec.UNSET
 
     @property

@@ -92,13 +92,9 @@ class Router:
 
     ``read`` reads the settings again. ``tls`` is the certificate of the clients' port, ``admin``
     the listening socket of the admin port. Without ``processes`` this is the only one.
-
-    Attributes:
-        app: application of the clients' port; its lifespan is ``running``.
-        hot: takes requests over ahead of the application.
-        elsewhere: None: every request is served here.
     """
 
+    # None: every request is served here.
     elsewhere: None = None
 
     def __init__(
@@ -145,7 +141,9 @@ class Router:
         ]
         self.reload = Reload(settings, read, parts, deciding)
         self._show()
+        # Application of the clients' port; its lifespan is ``running``.
         self.app = Front(create_app(self, self.running), self.lifecycle, self.requests)
+        # Takes requests over ahead of the application.
         self.hot = self._hot_path(settings.data_plane)
 
     def _connect(self, settings: ServeSettings) -> None:

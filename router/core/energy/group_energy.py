@@ -27,11 +27,7 @@ _LEAST_GAP_S = 1e-3
 
 @dataclass(slots=True)
 class _Account:
-    """Energy account of one worker.
-
-    Attributes:
-        waited_s, asked: in the last step, its measured wait, and the work of metered requests.
-    """
+    """Energy account of one worker."""
 
     shares: RequestShares
     counter: EnergyCounter = field(default_factory=EnergyCounter)
@@ -43,6 +39,7 @@ class _Account:
     open: bool = False  # true if it has reported a step that others have not finished
     idle: bool = False
     step: int = -1
+    # In the last step, its measured wait, and the work of metered requests.
     waited_s: float | None = None
     asked: Mapping[str, Work] = field(default_factory=dict)
 

@@ -31,14 +31,11 @@ class FittedLevels:
 
 
 class LevelFit:
-    """Sums over the spans of a group's workers; a span's error grows as the root of its length.
-
-    Attributes:
-        unknown_s: time of spans left out, since the wait in some of their steps is unknown.
-    """
+    """Sums over the spans of a group's workers; a span's error grows as the root of its length."""
 
     def __init__(self) -> None:
         self.seconds = [0.0, 0.0, 0.0]  # time of all spans by ``STATES``
+        # Time of spans left out, since the wait in some of their steps is unknown.
         self.unknown_s = 0.0
         self._spans = 0
         self._length_s = self._energy_j = self._energy_w = 0.0

@@ -23,12 +23,7 @@ from router.core.forecast.forecast import (
 
 
 class Departure(msgspec.Struct, frozen=True, gc=False):
-    """An engine request that left its worker.
-
-    Attributes:
-        from_tokens: output at its first sight, or at its return after a preemption or a silence;
-            earlier departures cover the output before.
-    """
+    """An engine request that left its worker."""
 
     id: int
     prompt_tokens: int
@@ -36,6 +31,8 @@ class Departure(msgspec.Struct, frozen=True, gc=False):
     completed: bool  # true if it ended by itself or at its cap; false if aborted or failed
     max_tokens: int  # its cap, or ``NO_CAP``
     engine_id: str = ""  # empty: unknown
+    # Output at its first sight, or at its return after a preemption or a silence; earlier
+    # departures cover the output before.
     from_tokens: int = 0
 
     @property

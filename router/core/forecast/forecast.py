@@ -31,19 +31,16 @@ class WorkProfile:
 
     MLA has fewer bytes per token, not fewer tokens: its profile is that of full attention.
 
-    Attributes:
-        growth: tokens gained per step: 1 for plain decoding, more with accepted drafts, 0 for
-            constant work.
-        prefill_beta: work per computed prompt token, t_p / t_l; 0 where other workers prefill.
-
     Raises:
         ValueError: a value is out of range.
     """
 
+    # Tokens gained per step: 1 for plain decoding, more with accepted drafts, 0 for constant work.
     growth: float = 1.0
     window: int | None = None  # tokens that a sliding-window layer attends to; None: full attention
     window_share: float = 1.0  # fraction of the layers with the window
     request_tokens: float = 0.0  # fixed cost of a running request, t_r / t_l
+    # Work per computed prompt token, t_p / t_l; 0 where other workers prefill.
     prefill_beta: float = 0.0
     prefill_chunk: int = DEFAULT_CHUNK  # most prompt tokens of a request per step
 

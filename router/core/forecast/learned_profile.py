@@ -23,14 +23,14 @@ class Shown:
 
     Attributes:
         window, window_share: as in ``WorkProfile``.
-        prompts: whether a guess of what prompts cost is better than none: they may compute prompts,
-            since no request has begun without, and have caches or tell of no steps.
     """
 
     growth: float = 1.0  # output tokens of a request in a step, accepted drafts included
     chunk: int = DEFAULT_CHUNK  # prompt tokens that a step computes where more are left
     window: int | None = None
     window_share: float = 1.0
+    # Whether a guess of what prompts cost is better than none: they may compute prompts, since no
+    # request has begun without, and have caches or tell of no steps.
     prompts: bool = False
 
 

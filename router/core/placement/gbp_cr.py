@@ -21,13 +21,10 @@ from router.core.placement.model import Chain, Model, Placement, Server
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Result of GBP-CR, with the blocks of an incomplete last chain.
-
-    Attributes:
-        chains: disjoint, in the order of completion, each with at least the reserved slots.
-    """
+    """Result of GBP-CR, with the blocks of an incomplete last chain."""
 
     placement: Placement
+    # Disjoint, in the order of completion, each with at least the reserved slots.
     chains: tuple[Chain, ...]
     enough: bool  # true if they can serve the arrivals, by (10b)
 
@@ -53,12 +50,7 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Servers grouped into chains, before blocks have places.
-
-    Attributes:
-        scaled_rates: by number of chains from 0 up, the sum of 1 / T, with T as if each server
-            computed all its blocks.
-    """
+    """Servers grouped into chains, before blocks have places."""
 
     model: Model
     fleet: Fleet
@@ -66,6 +58,8 @@ class Layout:
     order: Ints  # servers that hold blocks, in chain order
     room: Ints  # m(c), blocks on each of these
     ends: tuple[int, ...]  # end of each chain in ``order``; the rest is an incomplete chain
+    # By number of chains from 0 up, the sum of 1 / T, with T as if each server computed all its
+    # blocks.
     scaled_rates: tuple[float, ...]
     enough: bool  # true if the last of these times c can serve the arrivals
 

@@ -39,14 +39,7 @@ def is_barrier(together_share: float | None) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class StepTotals:
-    """Running sums over the barrier steps of a group.
-
-    Attributes:
-        waiting_s: wait for the slowest worker: measured by engines, else modelled, the difference
-            of the work by the group's step time.
-        prompt_s: time that prompts have added to steps made together, by the cost of a step: that
-            of the worker with the most of them.
-    """
+    """Running sums over the barrier steps of a group."""
 
     steps: int = 0
     imbalance_tokens: int = 0  # G max L - sum L
@@ -58,12 +51,16 @@ class StepTotals:
     output_tokens: int = 0
     free_slots: int = 0  # slots in which nothing ran
     entered: int = 0
+    # Wait for the slowest worker: measured by engines, else modelled, the difference of the work by
+    # the group's step time.
     waiting_s: float = 0.0
     timed_s: float = 0.0  # step times with a known wait; waiting_s over this is the idle share
     measured_s: float = 0.0  # part of timed_s that engines measured
     contested_steps: int = 0  # two workers or more had work
     together_steps: int = 0  # contested steps that all busy workers made together
     prompt_tokens: int = 0
+    # Time that prompts have added to steps made together, by the cost of a step: that of the worker
+    # with the most of them.
     prompt_s: float = 0.0
 
     @property
@@ -83,11 +80,7 @@ _PROOF = 64
 
 @dataclass(slots=True)
 class _Rank:
-    """A worker's last report.
-
-    Attributes:
-        step_tokens, held_tokens: load in that step, and after it.
-    """
+    """A worker's last report."""
 
     offset: int = 0  # the group's step number less the engine's; unknown for a ``stranger``
     stranger: bool = False
@@ -97,6 +90,7 @@ class _Rank:
     running: int = 0
     prompt_tokens: int = 0
     prompt_context: float = 0.0
+    # Load in that step, and after it.
     step_tokens: int = 0
     held_tokens: int = 0
     power_w: float = 0.0
@@ -104,12 +98,9 @@ class _Rank:
 
 
 class StepShares(msgspec.Struct, frozen=True, gc=False):
-    """A worker's part in a step.
+    """A worker's part in a step."""
 
-    Attributes:
-        step_tokens, held_tokens: KV tokens resident in the step, and left after it.
-    """
-
+    # KV tokens resident in the step, and left after it.
     step_tokens: int
     held_tokens: int
     free_slots: int = 0

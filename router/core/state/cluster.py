@@ -44,9 +44,6 @@ class Cluster:
         specs: decode workers first; ConfigError: two workers have one id.
         lockstep: groups that are down as soon as one of their workers is.
         step_time: cost of a step of answering workers; None: each group learns its own.
-
-    Attributes:
-        groups: groups by name, those of prefill workers under ``WorkerSpec.stage``.
     """
 
     def __init__(
@@ -57,6 +54,7 @@ class Cluster:
         breakers: BreakerSettings = DEFAULTS,
         step_time: StepTime | None = None,
     ) -> None:
+        # Groups by name, those of prefill workers under ``WorkerSpec.stage``.
         self.groups: dict[str, Group] = {}
         self._group_of: dict[str, Group] = {}
         self._requests: dict[str, _Tracked] = {}

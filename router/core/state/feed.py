@@ -46,14 +46,7 @@ class _Part(msgspec.Struct, gc=False):
 # With thirty attributes or more, instances without slots are slower.
 @dataclass(slots=True, eq=False)
 class Feed:
-    """State of one engine, updated by its snapshots.
-
-    Attributes:
-        step_prompt_context: prompt tokens computed in it, each times the tokens before it.
-        admissible_blocks: KV blocks of prompts that it would admit so; None: it does not tell.
-        departures: requests that stopped running; the reader clears it.
-        changed: tokens whose number of running requests changed; the reader clears it.
-    """
+    """State of one engine, updated by its snapshots."""
 
     rows: WorkerRows = field(default_factory=lambda: RunningTable().worker())
     claim: Claim = _unclaimed  # lookup of a shown request's cap and id
@@ -72,6 +65,7 @@ class Feed:
     step_running: int = 0
     step_entered: int = 0  # requests that began in it
     step_asked: Mapping[str, Work] = field(default_factory=dict)  # work in it by metered request
+    # Prompt tokens computed in it, each times the tokens before it.
     step_prompt_context: float = 0.0
     step_grown: int = 0  # output tokens that it gave to requests in decode
     step_decoding: int = 0  # number of these requests; 0 if unknown
@@ -79,6 +73,7 @@ class Feed:
     kv_usage: float = 0.0  # fraction in use, of the fullest group of blocks
     kv_tokens: int = 0  # longest request that the whole KV memory holds; 0 if unknown
     admissible_tokens: int | None = None  # longest prompt that it would admit with an empty queue
+    # KV blocks of prompts that it would admit so; None: it does not tell.
     admissible_blocks: int | None = None
     kv: KvBlocks | None = None  # blocks that requests take there; None until ``known``
     admission: str | None = None
@@ -91,7 +86,9 @@ class Feed:
     known: bool = False  # true after a full snapshot; deltas alone show only a part
     full_wanted: bool = True  # true if only a full snapshot can repair a gap
     gaps: int = 0
+    # Requests that stopped running; the reader clears it.
     departures: list[tuple[str | None, Departure]] = field(default_factory=list)
+    # Tokens whose number of running requests changed; the reader clears it.
     changed: set[str] = field(default_factory=set)
     running_by_token: dict[str, int] = field(default_factory=dict)
     _preemptions_told: int | None = None

@@ -34,13 +34,7 @@ from router.core.types import PAUSED, Dispatch, Hits, PoolState, Request, Worker
 
 
 class Group:
-    """A barrier domain, or the prefill workers of one, which step independently.
-
-    Attributes:
-        prefixes: what its workers' snapshots tell of their prefix caches, or is guessed.
-        prefix_hits: what the live workers have cached of a prompt, instead; None: as told.
-        prompt_budget: most prompt tokens of any worker in a step; None: the engines' own bound.
-    """
+    """A barrier domain, or the prefill workers of one, which step independently."""
 
     def __init__(
         self,
@@ -55,9 +49,12 @@ class Group:
         self.lockstep = lockstep  # true if no worker can step without all others
         self.serves = serves  # decode group, for a prefill group; else None
         self.prefills: Group | None = None  # group of its prefill workers, once it has had any
+        # What its workers' snapshots tell of their prefix caches, or is guessed.
         self.prefixes = Prefixes()
+        # What the live workers have cached of a prompt, instead; None: as told.
         self.prefix_hits: Hits | None = None
         self._hit_record = HitRecord()
+        # Most prompt tokens of any worker in a step; None: the engines' own bound.
         self.prompt_budget: int | None = None
         if serves is not None:
             serves.prefills = self

@@ -24,16 +24,13 @@ _STEPS = 200
 
 
 class PrefillWorker(Worker):
-    """One prefill worker.
-
-    Attributes:
-        chunk_tokens: prompt tokens that its engine computes in a step, unless it shows more.
-    """
+    """One prefill worker."""
 
     def __init__(
         self, spec: WorkerSpec, rows: WorkerRows, departures: list[Departure], token_rate: TokenRate
     ) -> None:
         super().__init__(spec, rows, departures, token_rate)
+        # Prompt tokens that its engine computes in a step, unless it shows more.
         self.chunk_tokens = DEFAULT_CHUNK
         self.kept_tokens = 0  # KV tokens of computed prompts that are not known to be fetched
         self.refusing = False  # true for a moment after it has rejected a prompt

@@ -22,17 +22,13 @@ class StepPart(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClosedStep(msgspec.Struct, frozen=True, gc=False):
-    """A closed step of a group.
-
-    Attributes:
-        waiting_s: modelled by the group's step time, summed over workers; None: unknown, or no
-            barrier.
-    """
+    """A closed step of a group."""
 
     step: int  # without a barrier, the number of the furthest rank
     step_s: float  # in the engine's seconds
     parts: Mapping[str, StepPart]  # by worker, without those that are down or silent
     together: bool  # true if all busy workers made it together
+    # Modelled by the group's step time, summed over workers; None: unknown, or no barrier.
     waiting_s: float | None
     preemptions: int  # since the step before
     waited_s: float | None = None  # measured, summed over workers; None: not all engines measure it

@@ -36,15 +36,10 @@ _NOT_CHECKED = "not checked yet"
 
 @dataclass(slots=True)
 class _InFlight:
-    """A dispatched request.
-
-    Attributes:
-        numbers: look-ahead ids, until shown engine requests take them over.
-        cached_tokens: part of its prompt that the engine had cached when it was sent, if known.
-        sent_at: last step of its engine when it was sent; None unless it could begin at once.
-    """
+    """A dispatched request."""
 
     request: Request
+    # Look-ahead ids, until shown engine requests take them over.
     numbers: list[int] = field(default_factory=list)
     finished: int = 0
     generated_tokens: int = 0  # output of all engine requests that are not shown
@@ -53,8 +48,10 @@ class _InFlight:
     told_tokens: int = 0  # prompt length by the engine's count; 0 until known
     ended_tokens: int = 0  # output of ended engine requests, by the feed
     streamed_tokens: int = 0  # output of all, by its stream or whole answer
+    # Part of its prompt that the engine had cached when it was sent, if known.
     cached_tokens: int = 0
     compared: bool = True  # whether the engine has told the same, or nothing was known
+    # Last step of its engine when it was sent; None unless it could begin at once.
     sent_at: int | None = None
     refused: bool = False
 
@@ -67,7 +64,6 @@ class Worker:
     """One worker: its engine's feed, if any, and this router's requests on it.
 
     Attributes:
-        unseen: number of engine requests that no snapshot shows, by token.
         gaps, preemptions: sums over lost feeds, without the present one.
     """
 
@@ -91,6 +87,7 @@ class Worker:
         self._asked: set[str] = set()
         self.gaps = self.preemptions = 0
         self._in_flight: dict[str, _InFlight] = {}
+        # Number of engine requests that no snapshot shows, by token.
         self.unseen: dict[str, int] = {}
         self._view: WorkerView | None = None  # the last one, while it holds but for the rates
         self._view_of = (Dispatch.POOL, 0)
