@@ -156,11 +156,11 @@ class GroupQueue:
         self.schedule(hurry=True)
         return worker
 
-    def send(self, request: Request, worker_id: str) -> asyncio.Future[WorkerSpec]:
+    def send(self, request: Request, worker_id: str) -> Waiter:
         """Send a newcomer to a worker at once."""
-        worker: asyncio.Future[WorkerSpec] = asyncio.get_running_loop().create_future()
+        worker: Waiter = asyncio.get_running_loop().create_future()
         self._shared.cluster.apply(Arrived(request))
-        self._sent(request, worker_id, Waiter(worker, request.arrival_s), self._shared.clock())
+        self._sent(request, worker_id, Waiting(worker, request.arrival_s), self._shared.clock())
         return worker
 
     def began(self, request: Request, now_s: float) -> None:
@@ -252,7 +252,7 @@ class GroupQueue:
         if assignments and self.prefills is not None:
             self.prefills.schedule(hurry=True)
 
-    def _sent(self, request: Request, worker_id: str, waiter: Waiter, now: float) -> None:
+    def _sent(self, request: Request, worker_id: str, waiter: Waiting, now: float) -> None:
         cluster, stats = self._shared.cluster, self.stats
         cluster.apply(Dispatched(request.id, worker_id, now))
         self.sent_s[request.id] = now
