@@ -47,12 +47,21 @@ class ModelTokenizer:
                 f"a tokenizer needs {error.name}, which is not installed: pip install "
                 "'evenstep[tokenizer]'"
             ) from None
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals.update(raise_exception=_refuse, strftime_now=time.strftime)
         path, self._folder, self._failed = Path(folder), folder, False
         try:
             self._tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
             config: Json = json.loads(_text(path / "tokenizer_config.json") or "{}")
+            template = _text(path / "chat_template.jinja") or config.get("chat_template")
+            said = template if isinstance(template, str) else ""
+            self._template = environment.from_string(_ANSWERS.sub(_always, said)) if said else None
         except Exception as error:  # tokenizers raises nothing more special
             raise ConfigError(f"tokenizer {folder}: {error}") from error
+        self._parts = _READS_PARTS.search(said) is not None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._special = {
@@ -60,19 +69,6 @@ class ModelTokenizer:
             for name, token in config.items()
             if name.endswith("_token") and isinstance(token, str | dict)
         }
-        template = _text(path / "chat_template.jinja") or config.get("chat_template")
-        self._template = None
-        if isinstance(template, str):
-            self._parts = _READS_PARTS.search(template) is not None
-            environment = ImmutableSandboxedEnvironment(
-                trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-            )
-            environment.filters["tojson"] = _to_json
-            environment.globals.update(raise_exception=_refuse, strftime_now=time.strftime)
-            try:
-                self._template = environment.from_string(_ANSWERS.sub(_always, template))
-            except Exception as error:
-                raise ConfigError(f"chat template of {folder}: {error}") from error
 
     def ids(self, body: Mapping[str, Any]) -> list[int] | None:
         """Token ids of a body's decoded prompt, without one of its chat.
@@ -88,18 +84,13 @@ class ModelTokenizer:
             # Tokens that begin or end each prompt; templates have them in their text.
             special = bool(body.get("add_special_tokens", "prompt" in body))
             # Without offsets, which cost more than the ids; other threads can run meanwhile.
-            one = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0]
-            ids: list[int] = one.ids
+            return [*self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids]
         except Exception as error:  # noqa: BLE001 - a template may raise anything
             if not self._failed:
                 self._failed = True
-                log.warning(
-                    "the tokenizer %s cannot do a prompt, which counts as a text: %.200s",
-                    self._folder,
-                    error,
-                )
+                told = "tokenizer %s cannot do a prompt, which counts as a text: %.200s"
+                log.warning(told, self._folder, error)
             return None
-        return ids
 
     def _rendered(self, body: Mapping[str, Any]) -> str:
         if self._template is None:
@@ -113,15 +104,12 @@ class ModelTokenizer:
         prompted = body.get("add_generation_prompt")
         values["add_generation_prompt"] = prompted is None or prompted
         tools = body.get("tools")
-        rendered: str = self._template.render(
-            {
-                **values,
-                "messages": [self._message(each) for each in body["messages"]],
-                "tools": None if tools is None else [_tool(each["function"]) for each in tools],
-                "documents": body.get("documents"),
-            }
-        )
-        return rendered
+        values |= {
+            "messages": [self._message(each) for each in body["messages"]],
+            "tools": None if tools is None else [_tool(each["function"]) for each in tools],
+            "documents": body.get("documents"),
+        }
+        return str(self._template.render(values))
 
     def _message(self, said: Json) -> Json:
         """A message as vLLM hands it to templates."""
@@ -191,9 +179,6 @@ def _call(call: Json) -> Json:
 def _tool(function: Json) -> Json:
     """A tool as vLLM writes it: its own fields in its own order."""
     told = {name: function.get(name) for name in ("name", "description", "parameters")}
-    told |= {
-        name: function[name]
-        for name in ("strict", "defer_loading")
-        if function.get(name) is not None
-    }
+    further = {name: function.get(name) for name in ("strict", "defer_loading")}
+    told |= {name: value for name, value in further.items() if value is not None}
     return {"type": "function", "function": told}
