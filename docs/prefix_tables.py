@@ -101,6 +101,25 @@ def conversations() -> Table:
     return words_table(header, rows)
 
 
+def without_plugin() -> Table:
+    """Conversations before emulated engines that tell nothing of themselves, by policy."""
+    every = kept("prefix/without_plugin.json")["rows"]
+    ours = [row for row in every if row["policy"] == "bfio"]
+    rows = []
+    for policy in dict.fromkeys(row["policy"] for row in every):
+        its = [row for row in every if row["policy"] == policy]
+        ttfts = [
+            row["mean_ttft_ms"] / own["mean_ttft_ms"] for row, own in zip(its, ours, strict=True)
+        ]
+        names = "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms"
+        cells = [f"{fmean(row[name] for row in its):.0f} ms" for name in names]
+        cached = f"{100 * fmean(row['cached_prompt_share'] for row in its):.1f} %"
+        ratio = f"x {fmean(ttfts):.2f} ({min(ttfts):.2f} to {max(ttfts):.2f})"
+        rows.append((policy, str(len(its)), *cells, cached, ratio))
+    header = "policy", "runs", "TTFT", "its p99", "TPOT", "cached", "TTFT, of bfio's"
+    return words_table(header, rows)
+
+
 def _hit_share(run: Figures) -> float:
     share: float = run["hit_tokens"] / run["prompt_tokens"]
     return share

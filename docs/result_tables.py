@@ -269,6 +269,7 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "prefix plug-in cost": prefix_tables.plugin_cost,
     "texts foretold": prefix_tables.foretold_texts,
     "conversations on real engines": prefix_tables.conversations,
+    "conversations without the plug-in": prefix_tables.without_plugin,
     "admission, engines": engine_tables.admission_engines,
     "fair shares": fair_share,
     "switches": switches,
