@@ -27,7 +27,11 @@ def stale() -> dict[Path, str]:
 
 def differing(texts: Mapping[Path, str]) -> dict[Path, str]:
     """The entries whose file is missing or has another text."""
-    return {path: text for path, text in texts.items() if _content(path) != text}
+    return {
+        path: text
+        for path, text in texts.items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    }
 
 
 def write(stale_files: Mapping[Path, str]) -> None:
@@ -44,10 +48,6 @@ def main() -> None:
         names = ", ".join(path.name for path in changed)
         sys.exit(f"not up to date: {names}; run python -m dashboards.generate" if names else 0)
     write(changed)
-
-
-def _content(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.exists() else None
 
 
 if __name__ == "__main__":

@@ -117,17 +117,6 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m deploy.local.up", description=__doc__.partition("\n")[0]
-    )
-    parser.add_argument("--workers", type=int, default=4, help="emulated workers [4]")
-    parser.add_argument("--policy", default="bfio", help="of the router [bfio]")
-    parser.add_argument("--port", type=int, default=0, help="of the router [any free one]")
-    parser.add_argument("--admin-port", type=int, default=0, help="of the page [any free one]")
-    return parser.parse_args(arguments)
-
-
 def _run(options: argparse.Namespace, stack: Stack) -> int:
     try:
         up(options, stack)
@@ -148,7 +137,14 @@ def _run(options: argparse.Namespace, stack: Stack) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Start everything, wait for Ctrl-C or SIGTERM, end everything."""
-    options = _options(arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy.local.up", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--workers", type=int, default=4, help="emulated workers [4]")
+    parser.add_argument("--policy", default="bfio", help="of the router [bfio]")
+    parser.add_argument("--port", type=int, default=0, help="of the router [any free one]")
+    parser.add_argument("--admin-port", type=int, default=0, help="of the page [any free one]")
+    options = parser.parse_args(arguments)
     with (
         tempfile.TemporaryDirectory(prefix="evenstep-up-", ignore_cleanup_errors=True) as folder,
         signals_as_interrupts(),

@@ -72,10 +72,6 @@ class Ticket:
 _TOKENS = KvBlocks.plain()
 
 
-def _nothing_found(ticket: Ticket) -> int:
-    return 0
-
-
 @dataclass(frozen=True, slots=True)
 class Memory:
     """An engine's KV memory before a step is scheduled, in blocks.
@@ -99,7 +95,7 @@ class Memory:
     step_tokens: int = 0
     prompt_tokens_left: int = 0
     hashed_tokens: int = 0
-    found: Callable[[Ticket], int] = _nothing_found
+    found: Callable[[Ticket], int] = lambda _: 0
     prompt_chunk: int = 0
 
     def under(self, prompt_budget: int, running: int, promised_tokens: int) -> Self:

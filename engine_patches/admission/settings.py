@@ -91,7 +91,7 @@ class AdmissionSettings:
             )
         self.quantile()
         for name in ("thresholds", "segments"):
-            _check_counts(name, getattr(self, name))
+            _check_numbers(name, getattr(self, name), (1, _MOST_TOKENS), whole=True)
         _check_types(self.thresholds, self.segments)
         _check_flows(self)
         if self.strict:
@@ -140,16 +140,6 @@ def _check_range(name: str, value: object, least: float, most: float) -> None:
         raise AdmissionError(
             f"{name} {value} is not from {least:g} to {most:g}: the nearest is {nearest:g}"
         )
-
-
-def _check_counts(name: str, values: object) -> None:
-    if not isinstance(values, tuple):
-        raise AdmissionError(f"{name} must be a list of whole numbers, got {values!r}")
-    for value in values:
-        if type(value) is not int or not 1 <= value <= _MOST_TOKENS:
-            raise AdmissionError(
-                f"{name} must be whole numbers from 1 to {_MOST_TOKENS}, got {value!r}"
-            )
 
 
 def _check_types(thresholds: Sequence[int], segments: Sequence[int]) -> None:
@@ -206,15 +196,17 @@ def _check_segments(
             )
 
 
-def _check_numbers(name: str, values: object, bounds: tuple[float, float]) -> None:
+def _check_numbers(
+    name: str, values: object, bounds: tuple[float, float], *, whole: bool = False
+) -> None:
+    what = "whole numbers" if whole else "numbers"
     if not isinstance(values, tuple):
-        raise AdmissionError(f"{name} must be a list of numbers, got {values!r}")
+        raise AdmissionError(f"{name} must be a list of {what}, got {values!r}")
     for value in values:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
+        number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
         if not number or not bounds[0] <= value <= bounds[1]:
-            raise AdmissionError(
-                f"{name} must be numbers from {bounds[0]:g} to {bounds[1]:g}, got {value!r}"
-            )
+            limits = f"from {bounds[0]:.7g} to {bounds[1]:.7g}"
+            raise AdmissionError(f"{name} must be {what} {limits}, got {value!r}")
 
 
 def _is_length(value: object) -> bool:

@@ -28,21 +28,16 @@ from engine_patches.power.devices import RankGpus
 
 TESTED_VERSIONS = ("0.26", "0.32", "0.33")
 
+PARALLEL = (
+    *("data_parallel_index", "data_parallel_rank_local", "data_parallel_size", "world_size"),
+    *("nnodes_within_dp", "assigned_physical_gpu_ids", "tensor_parallel_size"),
+    "distributed_executor_backend",
+)
 SCHEDULER = (
-    "running",
-    "requests",
-    "finished_req_ids",
-    "get_request_counts",
+    *("running", "requests", "finished_req_ids", "get_request_counts"),
     "kv_cache_config.kv_cache_tensors",
     "vllm_config.additional_config",
-    "vllm_config.parallel_config.data_parallel_index",
-    "vllm_config.parallel_config.data_parallel_rank_local",
-    "vllm_config.parallel_config.data_parallel_size",
-    "vllm_config.parallel_config.world_size",
-    "vllm_config.parallel_config.nnodes_within_dp",
-    "vllm_config.parallel_config.assigned_physical_gpu_ids",
-    "vllm_config.parallel_config.tensor_parallel_size",
-    "vllm_config.parallel_config.distributed_executor_backend",
+    *(f"vllm_config.parallel_config.{name}" for name in PARALLEL),
     "vllm_config.instance_id",
     *MEMORY,
 )
@@ -102,7 +97,15 @@ class EngineView:
         self._scheduler = scheduler
         parallel = scheduler.vllm_config.parallel_config
         self.rank = int(parallel.data_parallel_index)
-        self.gpus = _gpus(parallel, self.rank)
+        local_rank = parallel.data_parallel_rank_local
+        backend = parallel.distributed_executor_backend
+        self.gpus = RankGpus(
+            int(parallel.world_size),
+            self.rank if local_rank is None else int(local_rank),
+            int(parallel.nnodes_within_dp),
+            None if backend in EXECUTORS else f"the executor {backend}",
+            parallel.assigned_physical_gpu_ids,
+        )
         # For dense models vLLM configures each engine as a single one.
         self.lockstep = int(parallel.data_parallel_size) > 1
         self.slots = int(getattr(scheduler, first_name(scheduler, SLOTS)))
@@ -205,18 +208,6 @@ def check_end_workers(vllm_config: Any) -> None:
             "evenstep.end_signal works with tensor parallelism only: leave out "
             "--pipeline-parallel-size and --prefill-context-parallel-size, or end_signal"
         )
-
-
-def _gpus(parallel: Any, rank: int) -> RankGpus:
-    local_rank = parallel.data_parallel_rank_local
-    backend = parallel.distributed_executor_backend
-    return RankGpus(
-        int(parallel.world_size),
-        rank if local_rank is None else int(local_rank),
-        int(parallel.nnodes_within_dp),
-        None if backend in EXECUTORS else f"the executor {backend}",
-        parallel.assigned_physical_gpu_ids,
-    )
 
 
 def _kv_bytes(tensors: Sequence[Any]) -> int:

@@ -15,18 +15,13 @@ from router.core.types import KvGroup
 
 log = logging.getLogger("vllm.evenstep")
 
+_POOL, _COORDINATOR = "kv_cache_manager.block_pool", "kv_cache_manager.coordinator"
 MEMORY = (
-    "kv_cache_manager.block_pool.num_gpu_blocks",
-    "kv_cache_manager.block_pool.hash_block_size",
-    "kv_cache_manager.block_pool.get_num_free_blocks",
-    "kv_cache_manager.watermark_blocks",
-    "kv_cache_manager.enable_caching",
-    "kv_cache_manager.coordinator.single_type_managers",
-    "kv_cache_manager.coordinator.find_longest_cache_hit",
-    "kv_cache_manager.coordinator.get_num_blocks_to_allocate",
-    "max_model_len",
-    "num_lookahead_tokens",
-    "num_spec_tokens",
+    *("max_model_len", "num_lookahead_tokens", "num_spec_tokens"),
+    *("kv_cache_manager.watermark_blocks", "kv_cache_manager.enable_caching"),
+    *(f"{_POOL}.{name}" for name in ("num_gpu_blocks", "hash_block_size", "get_num_free_blocks")),
+    *(f"{_COORDINATOR}.{name}" for name in ("single_type_managers", "find_longest_cache_hit")),
+    f"{_COORDINATOR}.get_num_blocks_to_allocate",
     "vllm_config.max_concurrent_batches",
 )
 MANAGER = ("block_size", "get_num_blocks_to_allocate", "get_num_skipped_tokens", "req_to_blocks")
@@ -123,7 +118,8 @@ class KvMemory:
 
     def _group(self, manager: Any, lookahead: int) -> KvGroup:
         """A group as its manager counts; one that counts otherwise keeps every token here."""
-        kind, size = _kind(manager), int(manager.block_size)
+        names, size = {base.__name__ for base in type(manager).__mro__}, int(manager.block_size)
+        kind = next((kind for name, kind in _KINDS if name in names), _OTHER)
         told = {tokens: _asked(manager, tokens) for tokens in _samples(size, self._longest)}
         # Mamba has blocks for speculation beside its state, and none for tokens that may follow.
         beside = max(0, told[1] - 1) * size
@@ -162,11 +158,6 @@ def refused_calls(scheduler: Any) -> Iterator[str]:
 
 def _is_kept(block: Any) -> bool:
     return not block.is_null
-
-
-def _kind(manager: Any) -> str:
-    names = {base.__name__ for base in type(manager).__mro__}
-    return next((kind for name, kind in _KINDS if name in names), _OTHER)
 
 
 def _window(manager: Any, kind: str) -> int:

@@ -5,25 +5,19 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 log = logging.getLogger("vllm.evenstep")
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-class Faulty(Protocol):
-    """An object that records its failure."""
-
-    failed: bool
-
-
 def harmless(consequence: str) -> Callable[[_Method], _Method]:
-    """Log a method's exception and its consequence; afterwards the object's methods do nothing."""
+    """Log a method's exception and its consequence; then the object has ``failed``: none works."""
 
     def guard(method: _Method) -> _Method:
         @functools.wraps(method)
-        def guarded(self: Faulty, *args: Any) -> Any:
+        def guarded(self: Any, *args: Any) -> Any:
             if self.failed:
                 return None
             try:

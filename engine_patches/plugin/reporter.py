@@ -150,7 +150,10 @@ class Reporter:
         tokens = output.total_num_scheduled_tokens
         publisher = self._publisher
         with publisher.lock:
-            if tokens or self._state.changed(step) or self._moved(publisher.message):
+            # During a KV transfer from or to another engine no step computes anything.
+            moved = engine.memory.blocks_free != self._blocks_free
+            moved = moved or engine.waiting != publisher.message.waiting
+            if tokens or self._state.changed(step) or moved:
                 self._steps = number if tokens else self._steps
                 if self._ends is not None:
                     step = step._replace(end_probabilities=self._ends.changed())
@@ -252,11 +255,6 @@ class Reporter:
             if other is output:
                 break
         return scheduled_s if self._last_end_s is None else self._last_end_s, number, tokens
-
-    def _moved(self, message: SnapshotMessage) -> bool:
-        """During a KV transfer from or to another engine no step computes anything."""
-        engine = self._engine
-        return engine.memory.blocks_free != self._blocks_free or engine.waiting != message.waiting
 
     def _describe(self, message: SnapshotMessage) -> None:
         """Update the fields that do not depend on a step."""

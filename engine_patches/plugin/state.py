@@ -20,22 +20,17 @@ _FIRST_PLACES = 64
 
 
 class EngineRequest(Protocol):
-    """Fields read of an engine's request; tokens only scheduled are not output yet."""
+    """Fields read of an engine's request.
 
-    @property
-    def request_id(self) -> str:
-        """The engine's own id."""
+    Attributes:
+        num_output_tokens: generated so far; tokens only scheduled are not output yet.
+        num_computed_tokens: their KV is computed, or will be by the steps scheduled so far.
+    """
 
-    @property
-    def num_prompt_tokens(self) -> int: ...
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
-
-    @property
-    def num_computed_tokens(self) -> int:
-        """Tokens whose KV is computed, or will be by the steps scheduled so far."""
+    request_id: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_computed_tokens: int
 
 
 class Step(NamedTuple):

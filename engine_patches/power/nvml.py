@@ -54,33 +54,31 @@ class Notices:
 
     def __init__(self) -> None:
         self._said: set[str] = set()
-        self._parts_said = False
         self._owners: dict[str, object] = {}
-        self._shared: set[str] = set()
+
+    def _once(self, what: str, text: str, *values: object) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            log.warning(f"evenstep: {text}", *values)
 
     def begin(self, problem: str) -> None:
-        if problem not in self._said:
-            self._said.add(problem)
-            log.warning("evenstep: power unknown: %s; tried again every %g s", problem, RETRY_S)
+        self._once(problem, "power unknown: %s; tried again every %g s", problem, RETRY_S)
 
     def part(self, device: str) -> None:
-        if not self._parts_said:
-            self._parts_said = True
-            log.warning(
-                "evenstep: %s is part of a GPU: the power told of such parts is the whole GPU's, "
-                "all of its parts together, since NVML knows no other",
-                device,
-            )
+        text = (
+            "%s is part of a GPU: the power told of such parts is the whole GPU's, all of its "
+            "parts together, since NVML knows no other"
+        )
+        self._once("part", text, device)
 
     def taken(self, device: str, uuid: str, owner: object) -> None:
         """Warn if another rank has this GPU too."""
-        if self._owners.setdefault(uuid, owner) is not owner and uuid not in self._shared:
-            self._shared.add(uuid)
-            log.warning(
-                "evenstep: GPU %s is in several ranks: each reports the whole GPU's power, so that "
-                "sums over them count it more than once",
-                device,
-            )
+        text = (
+            "GPU %s is in several ranks: each reports the whole GPU's power, so that sums over "
+            "them count it more than once"
+        )
+        if self._owners.setdefault(uuid, owner) is not owner:
+            self._once(uuid, text, device)
 
     def end(self, problem: str | None, *, known: bool) -> None:
         """``known``: power is known again."""
@@ -126,7 +124,11 @@ class NvmlSource:
             self._gpus = self._gpus or self._open()
             told = {uuid: self._told(*gpu) for uuid, gpu in self._gpus.whole.items()}
         except NvmlError as error:
-            self._lose(now_s, str(error))
+            self._gpus, self._again_s = None, now_s + RETRY_S
+            if str(error) != self._problem:
+                self._notices.end(self._problem, known=False)
+                self._problem = str(error)
+                self._notices.begin(self._problem)
             return self._energy.miss(now_s)
         self._notices.end(self._problem, known=True)
         self._again_s = self._problem = None
@@ -138,16 +140,11 @@ class NvmlSource:
             return None
         return cross_check(self._nvml, self._gpus.handles, kv_bytes, blocks)
 
-    def _lose(self, now_s: float, problem: str) -> None:
-        self._gpus = None
-        self._again_s = now_s + RETRY_S
-        if problem != self._problem:
-            self._notices.end(self._problem, known=False)
-            self._problem = problem
-            self._notices.begin(problem)
-
     def _open(self) -> _Gpus:
-        self._close()
+        if self._nvml is not None:  # its driver may have been reloaded since
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlShutdown()
+            self._nvml = None
         try:
             nvml = self._load()
         except ImportError:
@@ -169,13 +166,6 @@ class NvmlSource:
             whole.setdefault(uuid, (device, gpu))
             self._notices.taken(device, uuid, self)
         return _Gpus(handles, whole)
-
-    def _close(self) -> None:
-        """Release NVML; its driver may have been reloaded since."""
-        if self._nvml is not None:
-            with contextlib.suppress(self._nvml.NVMLError):
-                self._nvml.nvmlShutdown()
-            self._nvml = None
 
     def _check_order(self) -> None:
         """Reject indices that may mean other GPUs; GPUs of one kind have the same order in both."""

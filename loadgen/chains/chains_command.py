@@ -8,7 +8,7 @@ from rich.console import Console
 from loadgen.chains.chains_config import Allocation, Blocks, ChainsConfig
 from loadgen.chains.chains_results import compare
 from loadgen.chains.chains_table import chains_table
-from loadgen.chains.scenario import SCENARIOS, Scenario
+from loadgen.chains.scenario import SCENARIOS
 from loadgen.chains.work import Arrivals, Measured, Service
 from loadgen.run.options import command_of, flag, same_named
 from loadgen.run.simulation_options import JsonFlag, trace_flag
@@ -98,23 +98,21 @@ class ChainsOptions:
             servers=named.servers if self.servers is None else self.servers,
             fast_share=named.fast_share if self.fast_share is None else self.fast_share,
         )
+        measured = None
+        timed = self.arrivals is Arrivals.TRACE
+        if timed or self.service is Service.TRACE:
+            measured = Measured.of(load_trace(self.trace or _TRACE), scenario, timed=timed)
+        elif self.trace is not None:
+            raise ConfigError("--trace does nothing without --arrivals trace or --service trace")
         return ChainsConfig(
             **same_named(self, ChainsConfig)
             | {
                 "scenario": scenario,
                 "policies": tuple(self.policy.split(",")),
                 "blocks": self.placement,
-                "measured": self._measured(scenario),
+                "measured": measured,
             }
         )
-
-    def _measured(self, scenario: Scenario) -> Measured | None:
-        timed = self.arrivals is Arrivals.TRACE
-        if timed or self.service is Service.TRACE:
-            return Measured.of(load_trace(self.trace or _TRACE), scenario, timed=timed)
-        if self.trace is not None:
-            raise ConfigError("--trace does nothing without --arrivals trace or --service trace")
-        return None
 
 
 @command_of(ChainsOptions)

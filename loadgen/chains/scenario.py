@@ -111,21 +111,18 @@ class Scenario:
             1 - share
         ) * self.block_s(self.slow, prompt_tokens, output_tokens)
         pass_s = self.round_trips.median_s + self.round_trips.overhead_s
-        return self.model.blocks * per_block_s + self._hops * output_tokens * pass_s
+        # Average servers of a chain that keeps one slot for each block.
+        one = self.model.block_bytes + self.model.slot_bytes
+        held = fmean(
+            [self.fast.memory_bytes // one] * self._fast_ones
+            + [self.slow.memory_bytes // one] * (self.servers - self._fast_ones)
+        )
+        hops = max(1.0, self.model.blocks / max(held, 1.0))
+        return self.model.blocks * per_block_s + hops * output_tokens * pass_s
 
     @property
     def _fast_ones(self) -> int:
         return min(self.servers, max(round(self.servers * self.fast_share), self.fast_share > 0))
-
-    @property
-    def _hops(self) -> float:
-        """Number of average servers in a chain that keeps one slot for each block."""
-        per_block = self.model.block_bytes + self.model.slot_bytes
-        held = fmean(
-            [self.fast.memory_bytes // per_block] * self._fast_ones
-            + [self.slow.memory_bytes // per_block] * (self.servers - self._fast_ones)
-        )
-        return max(1.0, self.model.blocks / max(held, 1.0))
 
 
 _3G_40GB = Gpu(memory_bytes=40 * _GB, flop_per_s=120e12, bytes_per_s=1.02e12)

@@ -24,13 +24,9 @@ MOST_REQUESTS = 12000
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Result of a trial; all but ``overhead_s`` are of the steady window.
+    """Result of a trial's steady window, in engine seconds; lateness as a share of a step's length.
 
-    Attributes:
-        lateness_p99: lateness of the steps, as a fraction of their length.
-        throughput_tok_s: per engine second.
-        step_s: mean step time, engine seconds.
-        overhead_s: wall seconds for starting and ending.
+    Starting and ending took ``overhead_s`` wall seconds.
     """
 
     time_scale: float
@@ -49,10 +45,7 @@ class Trial:
 
 
 def calibrate(
-    execute: Callable[[RunPlan], Outcome],
-    plan: RunPlan,
-    fleet: Fleet,
-    clock: Callable[[], float],
+    execute: Callable[[RunPlan], Outcome], plan: RunPlan, fleet: Fleet, clock: Callable[[], float]
 ) -> list[Trial]:
     """Try the machine, again if it was late: one hiccup of a shared machine is no measure.
 
@@ -87,12 +80,9 @@ def least_late(trials: Sequence[Trial]) -> Trial:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """Limits of one run.
+    """Wall time of a run with starting and ending, mean and longest output tokens of a request.
 
-    Attributes:
-        wall_s: wall time, with starting and ending.
-        mean_output: mean output tokens of a request.
-        cap_tokens: longest output; every run waits for such a request at its end.
+    Every run waits for a longest one at its end.
     """
 
     wall_s: float

@@ -29,8 +29,7 @@ class Fleet:
     """The fleet of every run, and the number of requests in the system.
 
     Attributes:
-        slots: requests that a worker runs at once.
-        step_time: C,t_l as ``evenstep emulate`` takes it.
+        step_time: as ``evenstep emulate`` takes it.
         stream_interval: tokens per streamed event.
         more: further options of ``evenstep emulate``.
     """
@@ -44,7 +43,6 @@ class Fleet:
 
     @property
     def concurrency(self) -> int:
-        """Clients of the closed loop."""
         return self.workers * self.slots + self.pool
 
     @property
@@ -55,11 +53,7 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """One run; times in engine seconds, ``time_scale`` in wall seconds per engine second.
-
-    Attributes:
-        arrivals: as ``evenstep replay`` takes it; None: the fleet's closed loop.
-    """
+    """One run, in engine seconds; without ``arrivals``, those of the fleet's closed loop."""
 
     policy: str
     dispatch: Dispatch
@@ -79,11 +73,7 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Output of a run.
-
-    Attributes:
-        engines: which features the emulated engines had.
-    """
+    """Output of a run, with the features of the emulated ``engines``."""
 
     plan: RunPlan
     report: Report

@@ -20,11 +20,7 @@ SUBJECT = "bfio"
 
 @dataclass(frozen=True, slots=True)
 class DemoRun:
-    """A run with its figures.
-
-    Attributes:
-        steady: averages over the steady window; None if the run is too short.
-    """
+    """A run with its figures, of the steady window (None: the run is too short) and of all."""
 
     outcome: Outcome
     steady: StepFigures | None
@@ -59,9 +55,7 @@ class World:
     Attributes:
         policies: what runs by default; BF-IO last.
         legend: what the columns mean, and what to take from them.
-        notes: where figures come from.
-        worth: of a run, to find the best baseline.
-        baseline_is: the same in words.
+        worth: of a run, to find the best baseline; ``baseline_is``: the same in words.
         ratios: figures of which BF-IO's are compared with the baseline's.
         draw: pictures of the runs into a folder; their paths.
         requests, time_scale: of a run; None: what this machine can do in the time.

@@ -120,6 +120,11 @@ def _whole_engines(setting: Setting, policy: str, dispatch: Dispatch, seed: int)
         TraceRequest(job.prompt_tokens, job.output_tokens, job.arrival_s, blocks, block_tokens or 1)
         for job, blocks in jobs
     )
+    kv_tokens = _UNBOUNDED
+    if block_tokens is not None:  # each recorded request fits
+        told = [each.kv_tokens for each in window.workers if each.kv_tokens]
+        longest = max(sum(part.lengths) for part in window.parts)
+        kv_tokens = max(min(told, default=_UNBOUNDED), longest + block_tokens)
     full = setting.mode == "full"
     budget = math.ceil(int(window.prompts.max()) / computed)
     config = ServingConfig(
@@ -129,7 +134,7 @@ def _whole_engines(setting: Setting, policy: str, dispatch: Dispatch, seed: int)
         requests=requests,
         workers=setting.workers,
         slots=setting.slots,
-        kv_tokens=_UNBOUNDED if block_tokens is None else _memory(window, block_tokens),
+        kv_tokens=kv_tokens,
         block_tokens=block_tokens or 1,
         batch_tokens=budget + setting.slots,
         prompt_budget=budget,
@@ -150,13 +155,6 @@ def _whole_engines(setting: Setting, policy: str, dispatch: Dispatch, seed: int)
     if block_tokens is None:
         return outcome
     return replace(outcome, caching=Caching(result.prefix_hit_share, result.ttft_mean_s))
-
-
-def _memory(window: Window, block_tokens: int) -> int:
-    """KV tokens of a worker; each recorded request fits."""
-    told = [each.kv_tokens for each in window.workers if each.kv_tokens]
-    longest = max(sum(part.lengths) for part in window.parts)
-    return max(min(told, default=_UNBOUNDED), longest + block_tokens)
 
 
 def recorded_lengths(window: Window) -> TraceLengths:

@@ -93,11 +93,7 @@ class Replayer:
         self._scrapes: dict[str, asyncio.Task[Scrape | None]] = {}
 
     async def run(self, stop: asyncio.Event) -> tuple[Run, Scrapes]:
-        """Send all requests and wait for all answers.
-
-        Args:
-            stop: event that stops the sending and closes open streams.
-        """
+        """Send all requests and wait for all answers; ``stop`` ends both."""
         workload = self._workload
         self._queue = zip(workload.requests, workload.bodies(), strict=True)
         start = await scrape(self._client, self._target)

@@ -13,7 +13,7 @@ import numpy as np
 
 from engine_patches.admission.ledger import Ledger, Memory, Ticket
 from engine_patches.admission.theory.passing import Passing
-from router.core.forecast.forecast import Floats, Ints
+from router.core.forecast.forecast import Floats
 
 _TINY = 1e-9
 
@@ -124,10 +124,8 @@ def _by_segment(segments: Sequence[int], ledger: Ledger) -> tuple[Floats, Floats
     sizes = np.array([ticket.offset_tokens for ticket in tickets], dtype=np.float64) + ledger.steps
     ages = sizes - np.array([ticket.prompt_tokens for ticket in tickets], dtype=np.float64)
     places = np.searchsorted(segments, ages, side="right")
-    ones = np.ones(len(ages))
-    length = len(segments) + 1
-    return _sums(places, ones, length), _sums(places, ages, length), _sums(places, sizes, length)
 
+    def sums(values: Floats) -> Floats:
+        return np.bincount(places, values, len(segments) + 1).astype(np.float64, copy=False)
 
-def _sums(places: Ints, values: Floats, length: int) -> Floats:
-    return np.bincount(places, values, length).astype(np.float64, copy=False)
+    return sums(np.ones(len(ages))), sums(ages), sums(sizes)

@@ -9,6 +9,12 @@ from router.core.errors import InputError
 
 # Request means differ by chance; a larger difference means that the load has changed.
 SAME_LOAD = 0.15
+_LOAD = {
+    "workers": "workers",
+    "prompt_tokens": "mean prompt, tokens",
+    "output_tokens": "mean output, tokens",
+    "inside": "requests in the system",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,12 @@ def compare(
         rows = {(row["policy"], row["dispatch"]): row["predicted"] for row in earlier["policies"]}
         key = in_force or (str(advised["policy"]), str(advised["dispatch"]))
         before = Figures(**{each.name: earlier["waiting"][each.name] for each in fields(Figures)})
-        load = _changed(earlier["load"], asdict(found.load))
+        then, load = earlier["load"], asdict(found.load)
+        changed = tuple(
+            f"{text}: {then[key]:,.0f} then, {load[key]:,.0f} now"
+            for key, text in _LOAD.items()
+            if then[key] and load[key] and abs(load[key] / then[key] - 1) > SAME_LOAD
+        )
         predicted = Figures(**rows[key]) if key in rows else None
         old_policy = earlier["conditions"]["policy"]
     except (KeyError, TypeError, AttributeError) as error:
@@ -96,18 +107,4 @@ def compare(
         each.name: Change(*(getattr(of, each.name) for of in (before, predicted, now)))
         for each in fields(Figures)
     }
-    return Comparison(old_policy, ", ".join(key), changes, load)
-
-
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
-    words = {
-        "workers": "workers",
-        "prompt_tokens": "mean prompt, tokens",
-        "output_tokens": "mean output, tokens",
-        "inside": "requests in the system",
-    }
-    return tuple(
-        f"{text}: {before[key]:,.0f} then, {now[key]:,.0f} now"
-        for key, text in words.items()
-        if before[key] and now[key] and abs(now[key] / before[key] - 1) > SAME_LOAD
-    )
+    return Comparison(old_policy, ", ".join(key), changes, changed)

@@ -1,6 +1,5 @@
 """Verdict whether balancing matters on this cluster, with the reasons."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -59,7 +58,30 @@ def _said(word: Word, *reasons: str) -> Verdict:
 
 def first_verdict(found: Findings) -> Verdict | None:
     """The verdict that makes a simulation needless or impossible; None if policies may differ."""
-    return next((verdict for judge in _JUDGES if (verdict := judge(found)) is not None), None)
+    if not found.steps:
+        return _no_steps(found)
+    if found.load.workers <= 1:
+        return _said(Word.ONE_WORKER, "One worker has nobody to wait for.")
+    if found.steps < LEAST_STEPS:
+        return _few_steps(found)
+    if found.barrier.together_share is None:
+        return _said(Word.TOO_LITTLE_LOAD, "No two workers ever had something to run at once.")
+    if not found.barrier.there:
+        return _said(
+            Word.NO_BARRIER,
+            f"Workers do not step together ({found.barrier.together_share:.0%} of the steps by all "
+            "that were busy): none waits for another, so an uneven load costs no throughput, only "
+            "latency on the fuller worker.",
+        )
+    if memory_short(found.memory):
+        return _kv_starved(found)
+    if too_little(found):
+        reason = f"{found.load.slots_used:.0%} of the slots are used and nobody waits for one."
+        return _said(Word.TOO_LITTLE_LOAD, reason)
+    # Perfect balance would win almost nothing, and caches are not known.
+    if found.idle_share_most < IDLE_EVEN and found.caches.block_tokens is None:
+        return _even(found, found.idle_share_most)
+    return _no_simulation(found)
 
 
 def final_verdict(found: Findings, prospects: Prospects) -> Verdict:
@@ -91,9 +113,7 @@ def final_verdict(found: Findings, prospects: Prospects) -> Verdict:
     return _said(Word.BALANCING_PAYS, reason)
 
 
-def _no_steps(found: Findings) -> Verdict | None:
-    if found.steps:
-        return None
+def _no_steps(found: Findings) -> Verdict:
     if found.load.completed or found.load.failed:
         reason = "No step was recorded: no worker sends snapshots (,snapshots= of --worker)."
         return _said(Word.TOO_SHORT, reason)
@@ -107,33 +127,11 @@ def _no_steps(found: Findings) -> Verdict | None:
     return _said(Word.TOO_SHORT, reason)
 
 
-def _one_worker(found: Findings) -> Verdict | None:
-    if found.load.workers > 1:
-        return None
-    return _said(Word.ONE_WORKER, "One worker has nobody to wait for.")
-
-
-def _few_steps(found: Findings) -> Verdict | None:
-    if found.steps >= LEAST_STEPS:
-        return None
+def _few_steps(found: Findings) -> Verdict:
     if found.elapsed_s >= LEAST_SECONDS and found.barrier.stepping_share < SELDOM_STEPPING:
         reason = f"{found.steps} steps in {found.elapsed_s:.0f} s: hardly any load."
         return _said(Word.TOO_LITTLE_LOAD, reason)
     return _said(Word.TOO_SHORT, f"{found.steps} steps were recorded; {LEAST_STEPS} are needed.")
-
-
-def _no_barrier(found: Findings) -> Verdict | None:
-    together = found.barrier.together_share
-    if together is None:
-        return _said(Word.TOO_LITTLE_LOAD, "No two workers ever had something to run at once.")
-    if found.barrier.there is not False:
-        return None
-    return _said(
-        Word.NO_BARRIER,
-        f"Workers do not step together ({together:.0%} of the steps by all that were busy): none "
-        "waits for another, so an uneven load costs no throughput, only latency on the fuller "
-        "worker.",
-    )
 
 
 def memory_short(memory: Memory) -> bool:
@@ -154,11 +152,8 @@ def unsteady(load: Load) -> bool:
     return load.second_half is not None and not STEADY <= load.second_half <= 1 / STEADY
 
 
-def _kv_starved(found: Findings) -> Verdict | None:
-    memory = found.memory
-    if not memory_short(memory):
-        return None
-    reasons = []
+def _kv_starved(found: Findings) -> Verdict:
+    memory, reasons = found.memory, []
     if memory.per_request >= PREEMPTIONS_PER_REQUEST:
         reasons.append(
             f"{memory.preemptions:,} preemptions for {found.load.completed:,} answers: KV memory "
@@ -173,18 +168,7 @@ def _kv_starved(found: Findings) -> Verdict | None:
     return _said(Word.KV_STARVED, *reasons)
 
 
-def _little_load(found: Findings) -> Verdict | None:
-    if not too_little(found):
-        return None
-    reason = f"{found.load.slots_used:.0%} of the slots are used and nobody waits for one."
-    return _said(Word.TOO_LITTLE_LOAD, reason)
-
-
-def _even(found: Findings) -> Verdict | None:
-    """No simulation needed: perfect balance would win almost nothing, and caches are not known."""
-    idle_share = found.idle_share_most
-    if idle_share >= IDLE_EVEN or found.caches.block_tokens is not None:
-        return None
+def _even(found: Findings, idle_share: float) -> Verdict:
     cost = found.barrier.attention_share
     time = "of the time" + (" at the most" if found.waiting.idle_share is None else "")
     if found.waiting.even_share >= IDLE_EVEN and (cost is None or cost < ATTENTION_CHEAP):
@@ -217,10 +201,3 @@ def _no_simulation(found: Findings) -> Verdict | None:
     if found.load.slots is None or found.load.slots_used is None:
         missing.append("How many slots the workers have is not known (,slots= of --worker).")
     return _said(Word.TOO_SHORT, *missing) if missing else None
-
-
-# The first one that returns a verdict decides.
-_JUDGES: Sequence[Callable[[Findings], Verdict | None]] = (
-    *(_no_steps, _one_worker, _few_steps, _no_barrier),
-    *(_kv_starved, _little_load, _even, _no_simulation),
-)
