@@ -5,6 +5,7 @@ Nothing here depends on Grafana's JSON; ``dashboards/grafana.py`` writes it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 GROUP = 'group=~"$group"'
@@ -16,6 +17,7 @@ ENGINE_LEGEND = "{{instance}} engine {{engine}}"
 Unit = Literal[
     "short", "s", "percentunit", "bytes", "binBps", "reqps", "ops", "watt", "joule", "bool_on_off"
 ]
+Kind = Literal["lines", "stacked", "stat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,31 +43,20 @@ class Panel:
     description: str
     unit: Unit
     queries: Sequence[Query]
-    kind: Literal["lines", "stacked", "stat"]
+    kind: Kind
     width: int
 
 
-def lines(
-    title: str, text: str, *queries: Query | str, unit: Unit = "short", width: int = 8
+def _panel(
+    kind: Kind, title: str, text: str, *queries: Query | str, unit: Unit = "short", width: int = 8
 ) -> Panel:
-    """Lines over time; an expression alone has the legend of its group."""
-    return Panel(title, text, unit, _legended(queries), "lines", width)
+    """An expression alone has the legend of its group."""
+    drawn = tuple(Query(query) if isinstance(query, str) else query for query in queries)
+    return Panel(title, text, unit, drawn, kind, width)
 
 
-def stacked(title: str, text: str, *queries: Query | str, unit: Unit = "short") -> Panel:
-    """Lines that add up."""
-    return Panel(title, text, unit, _legended(queries), "stacked", 8)
-
-
-def stat(
-    title: str, text: str, *queries: Query | str, unit: Unit = "short", width: int = 4
-) -> Panel:
-    """The latest value in large type."""
-    return Panel(title, text, unit, _legended(queries), "stat", width)
-
-
-def _legended(queries: Sequence[Query | str]) -> Sequence[Query]:
-    return tuple(Query(query) if isinstance(query, str) else query for query in queries)
+lines, stacked = partial(_panel, "lines"), partial(_panel, "stacked")
+stat = partial(_panel, "stat", width=4)
 
 
 @dataclass(frozen=True, slots=True)

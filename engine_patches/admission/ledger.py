@@ -63,11 +63,6 @@ class Ticket:
     def entry_tokens(self) -> int:
         return self.prompt_tokens + self.generated_tokens
 
-    @property
-    def end_step(self) -> int:
-        """Predicted last step, as ``Ledger.steps`` counts, if it runs."""
-        return self.prompt_tokens + self.predicted_tokens - 1 - self.offset_tokens
-
 
 _TOKENS = KvBlocks.plain()
 

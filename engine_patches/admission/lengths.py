@@ -34,8 +34,8 @@ class SeenLengths:
         return max(int(falls.searchsorted(so_far * (1 - share))), generated_tokens + 1)
 
     def ended(self, ticket: Ticket, *, by_itself: bool) -> None:
-        lengths = ticket.prompt_tokens, ticket.generated_tokens
-        self._signal.ended(Departure(0, *lengths, by_itself, ticket.cap_tokens))
+        prompt, generated, cap = ticket.prompt_tokens, ticket.generated_tokens, ticket.cap_tokens
+        self._signal.ended(Departure(0, prompt, generated, by_itself, cap))
 
     def stepped(self, running: Mapping[str, Ticket], steps: int) -> None:
         self._signal.advance(1)

@@ -47,11 +47,7 @@ class Trial:
 def calibrate(
     execute: Callable[[RunPlan], Outcome], plan: RunPlan, fleet: Fleet, clock: Callable[[], float]
 ) -> list[Trial]:
-    """Try the machine, again if it was late: one hiccup of a shared machine is no measure.
-
-    Raises:
-        EvenstepError: a run failed.
-    """
+    """Try the machine, again if it was late: one hiccup of a shared machine is no measure."""
     trials: list[Trial] = []
     while len(trials) < TRIALS:
         start_s = clock()

@@ -47,16 +47,11 @@ class Demo:
         self._start_s = time.monotonic()
 
     def run(
-        self,
-        world: World,
-        plans: Sequence[RunPlan],
-        requests: int | None,
-        time_scale: float | None,
+        self, world: World, plans: Sequence[RunPlan], requests: int | None, time_scale: float | None
     ) -> tuple[list[DemoRun], list[Trial]]:
         """Calibrate where requests or time scale are open, then execute every plan.
 
-        Raises:
-            EvenstepError: a process did not start, or a replay reported nothing.
+        EvenstepError: a process did not start, or a replay reported nothing.
         """
         # Both worlds may have a run of one name.
         folder = _folder(self._folder / world.name)

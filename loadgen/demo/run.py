@@ -89,10 +89,8 @@ class Outcome:
 def execute(plan: RunPlan, fleet: Fleet, folder: Path, timeout_s: float) -> Outcome:
     """Run a fleet, a router and a replay; all processes have ended on return.
 
-    After ``timeout_s`` the replay is interrupted; its open requests count as lost.
-
-    Raises:
-        EvenstepError: a process did not start, or the replay reported nothing.
+    After ``timeout_s`` the replay is interrupted; its open requests count as lost. EvenstepError: a
+    process did not start, or the replay reported nothing.
     """
     report_file = folder / f"{plan.name}.json"
     report_file.unlink(missing_ok=True)
@@ -113,10 +111,8 @@ def serving(
 ) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Start a fresh fleet behind a fresh router, yield its URL and the engines' features; end both.
 
-    Record and logs are ``files``, with suffixes; ``flags`` are the router's.
-
-    Raises:
-        EvenstepError: a process did not start.
+    Record and logs are ``files``, with suffixes; ``flags`` are the router's. EvenstepError: a
+    process did not start.
     """
     first_port = free_ports(fleet.ports)
     record_file = _record_file(files)
@@ -158,7 +154,7 @@ def _ready_file(record_file: Path) -> Path:
 
 
 def replay_arguments(plan: RunPlan, fleet: Fleet, url: str, report_file: Path) -> list[str]:
-    """Arguments of the replay's command."""
+    """Of ``evenstep``."""
     return [
         "replay",
         *("--url", url, "--trace", plan.trace),

@@ -24,11 +24,8 @@ _WIDTH, _HEIGHT = 1360, 900
 def photograph(plan: RunPlan, fleet: Fleet, folder: Path) -> Sequence[Path]:
     """Take pictures of the page, light and dark.
 
-    They need a run of their own, since a browser takes CPU time from measured runs.
-
-    Raises:
-        BrowserError: there is no Chromium, or it does not show the page.
-        EvenstepError: a process did not start.
+    They need a run of their own, since a browser takes CPU time from measured runs. BrowserError:
+    there is no Chromium, or it does not show the page. EvenstepError: a process did not start.
     """
     program = find()
     if program is None:

@@ -99,7 +99,15 @@ def _fleet(world: World) -> str:
 def _draw_loads(folder: Path, world: World, runs: Sequence[DemoRun]) -> list[Path]:
     """Loads and power of the best baseline beside BF-IO."""
     chosen = [run for run in (best_baseline(world, runs), subject(runs)) if run is not None]
-    panels = [_panel(run) for run in chosen]
+    panels = []
+    for run in chosen:
+        plan, average, steady = run.outcome.plan, "too short for averages", None
+        steps = [row.step for row in steady_steps(run.outcome)]
+        if run.steady is not None and steps:
+            average = f"average imbalance {run.steady.imbalance_tokens / 1e4:.2f}e4 tokens"
+            steady = steps[0], steps[-1]
+        name = f"{plan.policy}, {plan.dispatch.value} dispatch"
+        panels.append(Panel(name, average, run.outcome.record, steady))
     caption = (
         f"{_fleet(world)}, step time C + t_l * max load of the BF-IO paper, BurstGPT "
         f"lengths, time scale {runs[0].outcome.plan.time_scale:g}"
@@ -109,16 +117,6 @@ def _draw_loads(folder: Path, world: World, runs: Sequence[DemoRun]) -> list[Pat
     draw_loads(paths[0], panels, f"{caption}\n{shaded}")
     draw_power(paths[1], panels, caption)
     return paths
-
-
-def _panel(run: DemoRun) -> Panel:
-    plan = run.outcome.plan
-    name = f"{plan.policy}, {plan.dispatch.value} dispatch"
-    steps = [row.step for row in steady_steps(run.outcome)]
-    if run.steady is None or not steps:
-        return Panel(name, "too short for averages", run.outcome.record)
-    average = f"average imbalance {run.steady.imbalance_tokens / 1e4:.2f}e4 tokens"
-    return Panel(name, average, run.outcome.record, (steps[0], steps[-1]))
 
 
 def _draw_columns(folder: Path, world: World, runs: Sequence[DemoRun]) -> list[Path]:

@@ -62,11 +62,15 @@ def prospects(
         current = outcomes.get((window.policy, window.dispatch))
     rows = []
     for (policy, dispatch), outcome in outcomes.items():
-        found_now = predicted = outcome.figures
+        figures = predicted = outcome.figures
         if current is not None:
-            predicted = measured.scaled(found_now, current.figures)
-        more = found_now, predicted, outcome.energy_j_per_token, outcome.caching
-        rows.append(Prospect(policy, dispatch, outcome is current, *more))
+            predicted = measured.scaled(figures, current.figures)
+        is_current, energy_j, caching = (
+            outcome is current,
+            outcome.energy_j_per_token,
+            outcome.caching,
+        )
+        rows.append(Prospect(policy, dispatch, is_current, figures, predicted, energy_j, caching))
     rows.sort(key=lambda row: -row.simulated.throughput_tok_s)
     better = {row.policy: row for row in reversed(rows)}
     chosen = [row for row in rows if row.current or row is better[row.policy]]

@@ -95,9 +95,16 @@ class FluidOptions:
                 f"--segments: give {different} at most, the number of different lengths, got "
                 f"{self.segments!r}"
             )
-        compared = tuple(sorted({n for n in segments if n <= different}))
-        given = self.capacity, thresholds, nested, compared
-        return Question(periods, cost, *given, self.steps, self.delta)
+        return Question(
+            periods=periods,
+            cost=cost,
+            capacity_tokens=self.capacity,
+            thresholds=thresholds,
+            nested_thresholds=nested,
+            segments=tuple(sorted({n for n in segments if n <= different})),
+            steps=self.steps,
+            delta=self.delta,
+        )
 
 
 @command_of(FluidOptions)

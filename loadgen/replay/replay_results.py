@@ -80,11 +80,7 @@ class Run:
 
 
 def parse_goodput(text: str | None) -> dict[str, float]:
-    """Parse bounds such as ``ttft:500,tpot:50`` (milliseconds).
-
-    Raises:
-        ConfigError: an unknown metric, or a bound that is no positive number.
-    """
+    """Parse bounds such as ``ttft:500,tpot:50`` (milliseconds), or raise ConfigError."""
     bounds = {}
     for part in text.split(",") if text else ():
         name, _, value = part.strip().partition(":")
@@ -113,6 +109,9 @@ def summarize(
     done = [result for result in run.results if result.error is None]
     errors = Counter(result.error for result in run.results if result.error is not None)
     gaps_s = (gap_s for result in done for gap_s in result.gaps_s)
+    prompt_tokens = sum(result.prompt_tokens for result in done)
+    # Engines tell of cached tokens only if asked to.
+    cached = [result.cached_tokens for result in done if result.cached_tokens is not None]
     return {
         **conditions,
         "time_scale": scale,
@@ -125,9 +124,9 @@ def summarize(
         "lost": run.sent - len(run.results),
         "interrupted": run.interrupted,
         "errors": dict(errors.most_common()),
-        "total_input_tokens": sum(result.prompt_tokens for result in done),
+        "total_input_tokens": prompt_tokens,
         "total_output_tokens": sum(result.output_tokens for result in done),
-        "cached_prompt_share": _cached_share(done),
+        "cached_prompt_share": ratio(sum(cached), prompt_tokens) if cached else None,
         **_rates(run, done, scale, goodput_ms),
         **_spread("ttft", map(_ttft_s, done), scale),
         **_spread("tpot", (_tpot_s(each) for each in done if each.output_tokens > 1), scale),
@@ -165,14 +164,6 @@ def _rates(
         "output_throughput": ratio(output_tokens, duration_s),
         "total_token_throughput": ratio(total_tokens, duration_s),
     }
-
-
-def _cached_share(done: Sequence[RequestResult]) -> float | None:
-    """None where no answer told of cached tokens: engines tell only if asked to."""
-    if all(result.cached_tokens is None for result in done):
-        return None
-    cached = sum(result.cached_tokens or 0 for result in done)
-    return ratio(cached, sum(result.prompt_tokens for result in done))
 
 
 def _ttft_s(result: RequestResult) -> float:

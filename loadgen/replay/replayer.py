@@ -39,11 +39,7 @@ async def _get(client: HttpClient, target: Target, path: str) -> bytes:
 
 
 async def get_json(client: HttpClient, target: Target, path: str) -> object:
-    """Return the server's JSON answer; None for other content or an HTTP error.
-
-    Raises:
-        UpstreamError: the server cannot be reached.
-    """
+    """The server's JSON answer; None for other content. UpstreamError: it cannot be reached."""
     body = await _get(client, target, path)
     try:
         found: object = msgspec.json.decode(body)

@@ -34,11 +34,7 @@ class Arrivals:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse ``closed:N``, ``poisson:RATE`` or ``trace``.
-
-        Raises:
-            ConfigError: none of these.
-        """
+        """Parse ``closed:N``, ``poisson:RATE`` or ``trace``; else ConfigError."""
         kind, _, value = text.partition(":")
         try:
             rate = float(value)
@@ -60,11 +56,7 @@ class Arrivals:
 
 
 def checked_time_scale(scale: float) -> float:
-    """Check and return a time scale.
-
-    Raises:
-        ConfigError: not above 0.
-    """
+    """The time scale, or ConfigError if it is not above 0."""
     if not 0 < scale < math.inf:
         raise ConfigError(f"--time-scale: {scale} is not above 0; write 1 for life's own speed")
     return scale
@@ -114,10 +106,8 @@ def plan(
     """Select requests and set their arrivals in engine seconds; none in a closed loop.
 
     The trace's own times take its earliest requests, other arrivals a sample of it, or the first
-    ones in its order if their prompts share prefixes.
-
-    Raises:
-        InputError: the trace has no arrival times of its own, or too few, and they were requested.
+    ones in its order if their prompts share prefixes. InputError: the trace has no times of its
+    own, or too few, and they were requested.
     """
     if arrivals.kind == "trace":
         return trace.earliest(count)

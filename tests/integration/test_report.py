@@ -46,12 +46,13 @@ class Wire:
         return socket
 
     def _await_subscription(self) -> None:
-        """Heartbeats until one gets through."""
+        """Heartbeats until one gets through, and those that are still on their way."""
         for _ in range(TIMEOUT_MS // 10):
             self.now_s += HEARTBEAT_S
             self.publisher.poll()
             if self.stream.poll(10):
-                self.stream.recv()
+                while self.next().sequence < self.publisher.sequence:
+                    pass
                 return
         raise AssertionError("no subscription")
 

@@ -12,7 +12,7 @@ from engine_patches.admission import ADMISSIONS, make_admission, read_admission
 from engine_patches.admission.ledger import Ledger, Memory, Ticket
 from engine_patches.admission.protocol import Admission, ledger_of
 from engine_patches.admission.theory.completions import Completions
-from tests.support.admission import STEP_S, VARIANTS, Job, Small, memory_of
+from tests.support.admission import STEP_S, VARIANTS, Job, Small, end_step, memory_of
 
 CAPACITY = 60
 
@@ -262,8 +262,8 @@ def test_blocks_at_the_ends_are_those_of_a_fresh_count(
 
     running = follow.ledger.running.values()
     held = [
-        sum(-(-(one.offset_tokens + end) // block) for one in running if one.end_step >= end)
-        for end in (ticket.end_step for ticket in running)
+        sum(-(-(one.offset_tokens + end) // block) for one in running if end_step(one) >= end)
+        for end in (end_step(ticket) for ticket in running)
     ]
     assert follow.completions.highest_blocks() == max(held, default=0)
     now = [-(-follow.ledger.size_tokens(one) // block) for one in running]

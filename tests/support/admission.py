@@ -170,3 +170,8 @@ class Small:
             if self.ledger.generated_tokens(ticket) >= self.jobs[ticket.id].output_tokens:
                 self.ledger.left(ticket.id)
                 self.ended[ticket.id] = self.now_s
+
+
+def end_step(ticket: Ticket) -> int:
+    """Predicted last step of one that runs, as ``Ledger.steps`` counts."""
+    return ticket.prompt_tokens + ticket.predicted_tokens - 1 - ticket.offset_tokens

@@ -126,11 +126,15 @@ class Waiting:
     def of(cls, window: Window, barrier: Barrier) -> Waiting:
         busy_s = float(window.step_s.sum())
         fitted = barrier.fitted if barrier.there else None
-        idle_share, how = _idle_share(window, fitted)
-        decode_share = prompt_share = None
+        idle_share = how = decode_share = prompt_share = None
         if fitted is not None:
+            idle_share, how = _waited_share(window, fitted), "modelled"
             decode_share = _waited_share(window, replace(fitted, per_prompt_token_s=0.0))
-            prompt_share = max(0.0, _waited_share(window, fitted) - decode_share)
+            prompt_share = max(0.0, idle_share - decode_share)
+        timed = ~np.isnan(window.waited_s)
+        if window.steps and timed.mean() >= MOSTLY:
+            worker_s = float(window.counted.sum(axis=1)[timed] @ window.step_s[timed])
+            idle_share, how = float(window.waited_s[timed].sum()) / worker_s, "measured"
         workers = max(1, int(window.counted.sum()))
         return cls(
             idle_share=idle_share,
@@ -308,9 +312,15 @@ class Findings:
 def findings(window: Window) -> Findings:
     """Measure a window; without steps the values are zeros and None."""
     barrier, load = Barrier.of(window), Load.of(window)
-    waiting, memory = Waiting.of(window, barrier), Memory.of(window, load)
-    parts = barrier, waiting, load, memory, Caches.of(window)
-    return Findings(window.steps, window.elapsed_s, *parts)
+    return Findings(
+        steps=window.steps,
+        elapsed_s=window.elapsed_s,
+        barrier=barrier,
+        waiting=Waiting.of(window, barrier),
+        load=load,
+        memory=Memory.of(window, load),
+        caches=Caches.of(window),
+    )
 
 
 def _mean(values: Floats | Ints | Flags) -> float:
@@ -341,16 +351,6 @@ def _most(peak_tokens: Ints, step_s: Floats) -> float | None:
     slope = float(x @ y) / spread
     rest = max(0.0, float(y @ y) - slope * float(x @ y))
     return max(0.0, slope + _SURE * math.sqrt(rest / (count - 2) / spread))
-
-
-def _idle_share(window: Window, fitted: FittedStepTime | None) -> tuple[float | None, str | None]:
-    timed = ~np.isnan(window.waited_s)
-    if window.steps and timed.mean() >= MOSTLY:
-        worker_s = float(window.counted.sum(axis=1)[timed] @ window.step_s[timed])
-        return float(window.waited_s[timed].sum()) / worker_s, "measured"
-    if fitted is None:
-        return None, None
-    return _waited_share(window, fitted), "modelled"
 
 
 def _waited_share(window: Window, cost: StepTime) -> float:

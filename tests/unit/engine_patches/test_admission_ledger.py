@@ -6,6 +6,7 @@ import pytest
 
 from engine_patches.admission.ledger import Ledger, Memory, Ticket
 from router.core.kv_blocks import KvBlocks
+from tests.support.admission import end_step
 
 
 def ticket(id_: str = "a", prompt: int = 10, cap: int = 5, kind: int = 0) -> Ticket:
@@ -32,11 +33,11 @@ def test_a_request_that_runs_grows_by_a_token_a_step() -> None:
     sizes = []
     for _ in range(5):
         sizes.append(ledger.size_tokens(one))
-        assert ledger.steps <= one.end_step
+        assert ledger.steps <= end_step(one)
         ledger.stepped()
 
     assert sizes == [10, 11, 12, 13, 14]
-    assert ledger.steps == one.end_step + 1
+    assert ledger.steps == end_step(one) + 1
     assert ledger.left("a").generated_tokens == 5
     assert (ledger.entered_total, ledger.ended) == (1, {0: 1})
     assert not ledger.running
@@ -51,7 +52,7 @@ def test_one_that_goes_on_beyond_its_cap_is_taken_to_end_next() -> None:
 
     ledger.predict_again(ledger.running["a"])
 
-    assert ledger.running["a"].end_step == ledger.steps
+    assert end_step(ledger.running["a"]) == ledger.steps
 
 
 def test_one_whose_prompt_is_still_computed_does_not_grow() -> None:

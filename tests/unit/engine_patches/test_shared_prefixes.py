@@ -13,6 +13,7 @@ from engine_patches.admission.protocol import ledger_of
 from engine_patches.admission.theory.completions import Completions
 from router.core.kv_blocks import KvBlocks
 from router.core.types import KvGroup
+from tests.support.admission import end_step
 
 BLOCK = 16
 
@@ -291,12 +292,12 @@ def test_each_block_counts_once_at_every_end(
     completions.settle()
 
     def held(step: int) -> int:
-        alive = [one for one in ledger.running.values() if one.end_step >= step]
+        alive = [one for one in ledger.running.values() if end_step(one) >= step]
         blocks = sum(-(-(one.offset_tokens + step) // BLOCK) for one in alive)
         prefixes = [one.prefix for one in alive]
         return blocks - sum(map(len, prefixes)) + len(set().union(*prefixes))
 
-    ends = [one.end_step for one in ledger.running.values()]
+    ends = [end_step(one) for one in ledger.running.values()]
     assert completions.highest_blocks() == max(map(held, ends), default=0)
     last = [-(-ledger.size_tokens(one) // BLOCK) for one in ledger.running.values()]
     prefixes = [one.prefix for one in ledger.running.values()]
