@@ -47,7 +47,6 @@ def plans(draw: st.DrawFn) -> PromptPlan:
         capacity=rng.integers(1, 9, workers),
         open_below=unit * draw(st.sampled_from([1, 8, 64])),
         fits=rng.random((requests, workers)) < draw(st.sampled_from([0.7, 1.0])),
-        barrier=draw(st.booleans()),
     )
 
 
@@ -57,10 +56,8 @@ def one_by_one(plan: PromptPlan) -> list[tuple[int, int]]:
     fits, sent = plan.fits.copy(), []
     left = list(range(len(plan.sizes)))
     while left := [row for row in left if fits[row].any()]:
-        after = loads + plan.sizes[left, None]
-        if plan.barrier:
-            after = np.maximum(0, after - loads.max())
-        costs = pending + plan.work[left] + EXCESS_STEPS * after + 1e-6 * loads
+        excess = np.maximum(0, loads + plan.sizes[left, None] - loads.max())
+        costs = pending + plan.work[left] + EXCESS_STEPS * excess + 1e-6 * loads
         costs[~fits[left]] = np.inf
         at = int((costs.min(axis=1) - plan.waited[left]).argmin())
         row, worker = left.pop(at), int(costs[at].argmin())
@@ -91,8 +88,8 @@ def test_who_waits_waits_for_a_worker_that_is_busy(plan: PromptPlan) -> None:
     for row, worker in plan.sent():
         pending[worker] += plan.work[row, worker]
         capacity[worker] -= plan.slots[row]
-    fits = (plan.fits & (capacity > 0)).any(axis=1)
-    waits = [row for row in range(len(plan.sizes)) if row not in rows and fits[row]]
+    left = [row for row in range(len(plan.sizes)) if row not in rows]
+    waits = [row for row in left if (plan.fits[row] & (capacity > 0)).any()]
     # Planned ones before it count as well, wherever they are.
     assert not waits or (pending.sum() + plan.work[waits].max(axis=1).sum() >= plan.open_below)
 

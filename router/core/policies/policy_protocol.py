@@ -24,7 +24,6 @@ class Known:
         now_s: time of the round.
         may_wait: whether a request may wait for a busy worker, instead of going to a free one.
         steps_under_way: steps that begin before what this round sends arrives.
-        barrier: whether the workers wait for each other at each step.
         crowded: whether more requests wait than there are free slots.
         affinity: part of the prompts sent lately that the best worker had cached, beyond the mean.
     """
@@ -35,7 +34,6 @@ class Known:
     now_s: float = 0.0
     may_wait: bool = False
     steps_under_way: int = 0
-    barrier: bool = True
     crowded: bool = False
     affinity: float = 0.0
 

@@ -245,7 +245,6 @@ class RoundDecider(Generic[W]):
                 # to its end.
                 may_wait=self.dispatch is Dispatch.POOL and self.group.steps_told,
                 steps_under_way=self.group.steps_under_way,
-                barrier=self.group.barrier is not False,
                 crowded=given.crowded,
                 affinity=self.affinity.share if given.hits is not None else 0.0,
             )

@@ -27,7 +27,6 @@ def plan(
     fits: Bools,
     open_below: float,
     price: float,
-    barrier: bool,
     sent: Ints,
 ) -> int:
     """Fill ``sent``, shape (2, R), with requests to send now and their workers; say how many.
@@ -35,7 +34,7 @@ def plan(
     Arrays are as in ``PromptPlan``; ``pending``, ``loads`` and ``capacity`` change.
     """
     barred = np.where(fits, 0.0, np.inf)
-    base = loads.max() if barrier else 0.0
+    base = loads.max()
     open_ = (pending < open_below) & (capacity > 0)
     best = np.full(len(sizes), _STALE)
     # Least cost, less the time waited, of requests that are not planned. A worker that takes a
@@ -64,7 +63,7 @@ def plan(
         pending[g] += work[at, g]
         loads[g] += sizes[at]
         open_[g] = pending[g] < open_below and capacity[g] > 0
-        if barrier and loads[g] > base:
+        if loads[g] > base:
             rank -= price * (loads[g] - base)
             base = loads[g]
             best[:] = _STALE

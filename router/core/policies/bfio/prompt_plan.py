@@ -84,7 +84,6 @@ def _plan(waiting: Tier, room: Room, profile: WorkProfile) -> PromptPlan:
         capacity=np.array(room.capacity),
         fits=room.fit(waiting),
         open_below=beta * known.busy_from,
-        barrier=known.barrier,
     )
 
 
@@ -109,7 +108,6 @@ class PromptPlan:
         capacity: shape (G,), free slots.
         fits: shape (R, G), whether a worker could take the request, with a slot and memory.
         open_below: a worker with less pending is sent more.
-        barrier: whether workers wait for each other; else each load costs its own worker alone.
     """
 
     work: Floats
@@ -121,7 +119,6 @@ class PromptPlan:
     capacity: Ints
     fits: Bools
     open_below: float
-    barrier: bool = True
 
     def sent(self) -> Sequence[tuple[int, int]]:
         """Requests to send now and their workers, in the order of the plan.
@@ -142,7 +139,6 @@ class PromptPlan:
             np.ascontiguousarray(self.fits),
             float(self.open_below),
             float(EXCESS_STEPS),
-            self.barrier,
             sent,
         )
         return list(zip(*sent[:, :count].tolist(), strict=True))

@@ -107,12 +107,6 @@ def test_loads_above_the_fullest_count_for_the_steps_that_they_last() -> None:
     assert sent(requests([400]), workers(110, 100, loads=[50_000, 50_000])) == {0: "b"}
 
 
-def test_without_a_barrier_each_load_counts_on_its_own_worker() -> None:
-    alone = sent(requests([400]), workers(100, 110, loads=[59_000, 50_000]), barrier=False)
-    assert alone == {0: "b"}
-    assert sent(requests([400]), workers(100, 110, loads=[59_000, 70_000])) == {0: "a"}
-
-
 def test_a_full_worker_sends_the_others_on() -> None:
     these = workers(0, 100, capacity=1)
     assert sent(requests([100, 100, 100]), these, {0: [99, 0], 1: [99, 0]}) == {0: "a", 1: "b"}

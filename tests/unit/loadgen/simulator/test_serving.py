@@ -100,13 +100,6 @@ def test_without_a_barrier_each_worker_steps_alone() -> None:
     assert result.idle_share == 0
 
 
-def test_without_a_barrier_the_policy_is_told_so() -> None:
-    rows = [(0.5 * number, 10 + number, 30, ()) for number in range(40)]
-    witness = Witness("least_prefill")
-    simulate_serving(config(rows, barrier=False, workers=4), policy=witness)
-    assert witness.seen[-1][2].barrier is False
-
-
 def test_the_warm_up_counts_in_nothing() -> None:
     # These hit, are evicted, and have left for long when the others come.
     before: list[Row] = [(0.0, 900, 300, (7,))] * 6
