@@ -49,6 +49,7 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
         "serving_budgets": serving_study.ServingBudgetsStudy(),
         "serving_rates": serving_rates_study.ServingRatesStudy(),
         "serving_traffic": serving_traffic_study.ServingTrafficStudy(),
+        "serving_alone": serving_traffic_study.ServingAloneStudy(),
         "serving_costs": serving_costs_study.ServingCostsStudy(),
         "handoff": handoff_study.HandoffStudy(),
         "kv_pressure": kv_pressure.KvPressureStudy(),

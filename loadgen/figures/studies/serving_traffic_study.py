@@ -1,8 +1,9 @@
 """Prompts planned jointly or sent on arrival: without prefixes, and where clients wait."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any, ClassVar
 
 from loadgen.figures.claims import Claim, at_least, paired_at_most
 from loadgen.figures.fingerprints import SERVING_FOLDERS
@@ -12,6 +13,7 @@ from loadgen.figures.serving_cases import ServingCase
 from loadgen.figures.studies.serving_study import (
     ALL_TOKENS,
     COLUMNS,
+    DECODES,
     JOINT,
     OURS,
     REGIMES,
@@ -22,6 +24,7 @@ from loadgen.figures.studies.serving_study import (
 )
 from loadgen.figures.study import SERVING, Study
 from loadgen.figures.tables import Column, Table
+from loadgen.figures.trials import SEEDS
 from loadgen.simulator.serving.serving_command import ServingOptions
 from router.core.types import Dispatch
 
@@ -67,6 +70,9 @@ class ServingTrafficStudy(Study):
     )
     code = SERVING_FOLDERS
     physics = SERVING
+    settings: ClassVar[Mapping[str, Mapping[str, ServingOptions]]] = SETTINGS
+    ways: ClassVar[Sequence[str]] = _WAYS
+    seeds: ClassVar[int] = SEEDS
 
     def measure(self, laboratory: Laboratory) -> Outcomes:
         return laboratory.run(
@@ -78,10 +84,11 @@ class ServingTrafficStudy(Study):
                         policy=way,
                         dispatch=Dispatch.POOL if way == JOINT else Dispatch.INSTANT,
                     ),
+                    seeds=self.seeds,
                 )
-                for setting, loads in SETTINGS.items()
+                for setting, loads in self.settings.items()
                 for load, options in loads.items()
-                for way in _WAYS
+                for way in self.ways
             ]
         )
 
@@ -98,18 +105,18 @@ class ServingTrafficStudy(Study):
                         beside(sample, ways[OURS]),
                     ]
                     for load in loads
-                    for ways in [_ways(outcomes, setting, load)]
+                    for ways in [self._ways(outcomes, setting, load)]
                     for way, sample in ways.items()
                 ],
                 setting,
             )
-            for setting, loads in SETTINGS.items()
+            for setting, loads in self.settings.items()
         ]
 
     def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
-        for setting, loads in SETTINGS.items():
+        for setting, loads in self.settings.items():
             for load in loads:
-                ways, text = _ways(outcomes, setting, load), f"{setting}, {load}"
+                ways, text = self._ways(outcomes, setting, load), f"{setting}, {load}"
                 yield from as_good_as_ours(text, ways)
                 yield from as_good_as_any(text, ways)
                 if setting == _LENGTHS:
@@ -119,6 +126,30 @@ class ServingTrafficStudy(Study):
                     ratio = ours.ratio(theirs, _THROUGHPUT.metric)
                     yield at_least(said("throughput"), ratio, 1.0)
 
+    def _ways(self, outcomes: Outcomes, setting: str, load: str) -> Mapping[str, Sample]:
+        return {way: outcomes[setting, load, way] for way in self.ways}
 
-def _ways(outcomes: Outcomes, setting: str, load: str) -> Mapping[str, Sample]:
-    return {way: outcomes[setting, load, way] for way in _WAYS}
+
+_ALONE: Mapping[str, Any] = {"barrier": False, "requests": 800}
+
+
+class ServingAloneStudy(ServingTrafficStudy):
+    title = "Prompts planned jointly, before replicas that step alone"
+    conditions = (
+        "As in the studies above, without a barrier, with the first 800 requests and three seeds."
+    )
+    settings: ClassVar[Mapping[str, Mapping[str, ServingOptions]]] = MappingProxyType(
+        {
+            "without a barrier": {
+                "t_p 5e-5, 7/s": replace(_BASE, **_ALONE),
+                "t_p 5e-6, 16/s": replace(REGIMES[DECODES], **_ALONE),
+            }
+        }
+    )
+    ways: ClassVar[Sequence[str]] = (*_WAYS, "prefix_score")
+    seeds: ClassVar[int] = 3
+
+    def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
+        for setting, loads in self.settings.items():
+            for load in loads:
+                yield from as_good_as_any(f"{setting}, {load}", self._ways(outcomes, setting, load))
