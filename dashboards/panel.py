@@ -30,21 +30,14 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture.
+    """One picture."""
 
-    Attributes:
-        title: quantity, with its unit where Grafana has no name for it.
-        description: meaning and advice, for a first-time reader.
-        kind: lines over time, lines that add up, or the latest value in large type.
-        width: columns of 24.
-    """
-
-    title: str
-    description: str
+    title: str  # quantity, with its unit where Grafana has no name for it
+    description: str  # meaning and advice, for a first-time reader
     unit: Unit
     queries: Sequence[Query]
-    kind: Kind
-    width: int
+    kind: Kind  # lines over time, lines that add up, or the latest value in large type
+    width: int  # columns of 24
 
 
 def _panel(

@@ -21,42 +21,26 @@ Key = tuple[float, ...]
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request.
-
-    Attributes:
-        prompt_tokens: s.
-        cap_tokens: maximum of output tokens.
-        hint_tokens: output length predicted by the client.
-        kind: type j; set by the ledger if output lengths determine it.
-        priority: lower goes first.
-        arrived_s: on the engine's clock.
-        predicted_tokens: o_hat, with a margin for error; set by the ledger, again when exceeded.
-        serial: place in the order of arrival, set by the ledger.
-        generated_tokens: while it waits, output tokens from before it lost its slot.
-        late_steps: upper estimate of steps to come that compute its prompt without growth.
-        offset_tokens: while it runs, its size less the ledger's steps.
-        prefix: hashes of its prompt's blocks, each of all tokens up to the block's end.
-        cached_tokens: prompt tokens that it found computed as it entered.
-        uncomputed_tokens: while it runs, prompt tokens that no step so far computes.
-        entry: place in the order of entering, from 1; 0 while it waits.
-    """
+    """A request."""
 
     id: str
-    prompt_tokens: int
-    cap_tokens: int
-    hint_tokens: int | None = None
-    kind: int = 0
-    priority: int = 0
-    arrived_s: float = 0.0
+    prompt_tokens: int  # s
+    cap_tokens: int  # maximum of output tokens
+    hint_tokens: int | None = None  # output length predicted by the client
+    kind: int = 0  # type j; set by the ledger if output lengths determine it
+    priority: int = 0  # lower goes first
+    arrived_s: float = 0.0  # on the engine's clock
+    # o_hat, with a margin for error; set by the ledger, again when exceeded.
     predicted_tokens: int = 0
-    serial: int = 0
-    generated_tokens: int = 0
-    late_steps: int = 0
-    offset_tokens: int = 0
+    serial: int = 0  # place in the order of arrival, set by the ledger
+    generated_tokens: int = 0  # while it waits, output tokens from before it lost its slot
+    late_steps: int = 0  # upper estimate of steps to come that compute its prompt without growth
+    offset_tokens: int = 0  # while it runs, its size less the ledger's steps
+    # Hashes of its prompt's blocks, each of all tokens up to the block's end.
     prefix: Sequence[Hashable] = ()
-    cached_tokens: int = 0
-    uncomputed_tokens: int = 0
-    entry: int = 0
+    cached_tokens: int = 0  # prompt tokens that it found computed as it entered
+    uncomputed_tokens: int = 0  # while it runs, prompt tokens that no step so far computes
+    entry: int = 0  # place in the order of entering, from 1; 0 while it waits
     place: tuple[Key, int] = field(default=((), 0), init=False, repr=False)
 
     @property
@@ -69,29 +53,20 @@ _TOKENS = KvBlocks.plain()
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """An engine's KV memory before a step is scheduled, in blocks.
+    """An engine's KV memory before a step is scheduled, in blocks."""
 
-    Attributes:
-        capacity_blocks: C.
-        used_blocks: blocks held at the end of the step without new requests. Includes running
-            requests' whole prompts and next tokens, and other holders of memory.
-        kv: blocks that requests take.
-        step_tokens: maximum of tokens that a step computes; 0: unlimited.
-        prompt_tokens_left: number of these left for prompts of entering requests.
-        hashed_tokens: tokens of each hash of a prefix; 0: requests share no memory.
-        found: blocks that a waiting request would not take, because running ones hold them.
-        prompt_chunk: maximum of one request's prompt tokens in a step; 0: unlimited.
-    """
-
-    capacity_blocks: int
+    capacity_blocks: int  # C
+    # Blocks held at the end of the step without new requests. Includes running requests' whole
+    # prompts and next tokens, and other holders of memory.
     used_blocks: int
     slots_free: int
-    kv: KvBlocks = _TOKENS
-    step_tokens: int = 0
-    prompt_tokens_left: int = 0
-    hashed_tokens: int = 0
+    kv: KvBlocks = _TOKENS  # blocks that requests take
+    step_tokens: int = 0  # maximum of tokens that a step computes; 0: unlimited
+    prompt_tokens_left: int = 0  # number of these left for prompts of entering requests
+    hashed_tokens: int = 0  # tokens of each hash of a prefix; 0: requests share no memory
+    # Blocks that a waiting request would not take, because running ones hold them.
     found: Callable[[Ticket], int] = lambda _: 0
-    prompt_chunk: int = 0
+    prompt_chunk: int = 0  # maximum of one request's prompt tokens in a step; 0: unlimited
 
     def under(self, prompt_budget: int, running: int, promised_tokens: int) -> Self:
         """The same if a step computes so many prompt tokens at most, some promised to prompts."""
@@ -178,12 +153,6 @@ class Ledger:
     Args:
         key: waiting order; constant while a request waits.
         lengths: None: each request is predicted to reach its cap.
-
-    Attributes:
-        running: in the order of entering.
-        waiting_kinds: number of waiting requests, by kind; 1 or more.
-        entered_total: includes returning requests.
-        ended: number of requests that ran and ended, by kind; preemptions do not count.
     """
 
     def __init__(
@@ -193,11 +162,12 @@ class Ledger:
         follower: Follower | None = None,
     ) -> None:
         self.steps = 0
-        self.running: dict[str, Ticket] = {}
+        self.running: dict[str, Ticket] = {}  # in the order of entering
         self.arrivals: dict[int, int] = {}
+        # Number of requests that ran and ended, by kind; preemptions do not count.
         self.ended: dict[int, int] = {}
-        self.waiting_kinds: dict[int, int] = {}
-        self.entered_total = 0
+        self.waiting_kinds: dict[int, int] = {}  # number of waiting requests, by kind; 1 or more
+        self.entered_total = 0  # includes returning requests
         self.preempted_total = 0
         self._key = key
         self._lengths = lengths

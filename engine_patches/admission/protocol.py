@@ -9,17 +9,12 @@ from engine_patches.admission.ledger import Follower, Key, Ledger, Lengths, Memo
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Admissions of one step.
+    """Admissions of one step."""
 
-    Attributes:
-        admit: in this order, as far as the engine has tokens to compute; None: its own choice.
-        run: ids of running requests that go on; None: all, as in real engines.
-        wake_s: time at which to decide again even without an event.
-    """
-
+    # In this order, as far as the engine has tokens to compute; None: its own choice.
     admit: Sequence[Ticket] | None
-    run: Set[str] | None = None
-    wake_s: float | None = None
+    run: Set[str] | None = None  # ids of running requests that go on; None: all, as in real engines
+    wake_s: float | None = None  # time at which to decide again even without an event
 
 
 class Admission(Protocol):

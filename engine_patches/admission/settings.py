@@ -36,48 +36,33 @@ class AdmissionSettings:
     AdmissionError: a value is out of its range. Thresholds that violate (11), (12) or (16) for the
     given rates, lengths and step time are rejected; those on the edge, as some that the paper
     prints, cause a warning.
-
-    Attributes:
-        headroom: w, share of KV memory kept free when requests enter.
-        headroom_max: maximum of w, which rises while preemptions exceed 2 % of requests.
-        adaptive: whether w follows the preemptions.
-        predict: source of output lengths: ``hint`` (the client's, else the median of those seen),
-            ``cap`` (max_tokens), or ``quantile:Q`` of those seen.
-        margin: share of KV memory kept free at predicted lengths: (1 - margin) C.
-        length_margin: share added to each predicted length: o_hat + delta.
-        ageing: tokens of predicted length that one second of waiting offsets.
-        thresholds: n_j by type; empty: measured.
-        segments: output lengths that separate the types, ascending; empty: requests carry theirs.
-        hold_s: longest time to hold a type until n_j of it wait.
-        strict: as printed in the paper, running requests pause; for simulated engines.
-        rates: requests per second of each type, or that end in each segment; empty: measured.
-            Without ``step_time`` their proportions are enough.
-        lengths: mean prompt and output tokens of these types, to check thresholds.
-        step_time: d0, d1, and optionally seconds per request and per prompt token, to check
-            thresholds.
-        delta: probability that running requests will need more memory than there is.
-        alpha: share of KV memory protected from new requests.
-        beta: probability of clearing a request when the memory overflows.
     """
 
     policy: str = "headroom"
-    headroom: float = 0.05
-    headroom_max: float = 0.25
-    adaptive: bool = True
+    headroom: float = 0.05  # w, share of KV memory kept free when requests enter
+    headroom_max: float = 0.25  # maximum of w, which rises while preemptions exceed 2 % of requests
+    adaptive: bool = True  # whether w follows the preemptions
+    # Source of output lengths: ``hint`` (the client's, else the median of those seen), ``cap``
+    # (max_tokens), or ``quantile:Q`` of those seen.
     predict: str = "hint"
-    margin: float = 0.0
-    length_margin: float = 0.0
-    ageing: float = 1.0
-    thresholds: tuple[int, ...] = ()
+    margin: float = 0.0  # share of KV memory kept free at predicted lengths: (1 - margin) C
+    length_margin: float = 0.0  # share added to each predicted length: o_hat + delta
+    ageing: float = 1.0  # tokens of predicted length that one second of waiting offsets
+    thresholds: tuple[int, ...] = ()  # n_j by type; empty: measured
+    # Output lengths that separate the types, ascending; empty: requests carry theirs.
     segments: tuple[int, ...] = ()
-    hold_s: float = 0.0
-    strict: bool = False
+    hold_s: float = 0.0  # longest time to hold a type until n_j of it wait
+    strict: bool = False  # as printed in the paper, running requests pause; for simulated engines
+    # Requests per second of each type, or that end in each segment; empty: measured. Without
+    # ``step_time`` their proportions are enough.
     rates: tuple[float, ...] = ()
+    # Mean prompt and output tokens of these types, to check thresholds.
     lengths: tuple[tuple[int, int], ...] = ()
+    # d0, d1, and optionally seconds per request and per prompt token, to check thresholds.
     step_time: tuple[float, ...] = ()
-    delta: float = 0.1
-    alpha: float = 0.2
-    beta: float = 0.2
+    delta: float = 0.1  # probability that running requests will need more memory than there is
+    alpha: float = 0.2  # share of KV memory protected from new requests
+    beta: float = 0.2  # probability of clearing a request when the memory overflows
 
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():

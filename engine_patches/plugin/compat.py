@@ -88,8 +88,6 @@ class EngineView:
 
     Attributes:
         lockstep: whether its steps are those of a data-parallel group (mixture of experts).
-        drafts: whether it proposes tokens, so that requests gain several in a step.
-        kv_bytes: of the KV cache on each GPU.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -109,8 +107,10 @@ class EngineView:
         # For dense models vLLM configures each engine as a single one.
         self.lockstep = int(parallel.data_parallel_size) > 1
         self.slots = int(getattr(scheduler, first_name(scheduler, SLOTS)))
+        # Whether it proposes tokens, so that requests gain several in a step.
         self.drafts = int(scheduler.num_spec_tokens) > 0
         self.memory = KvMemory(scheduler)
+        # Of the KV cache on each GPU.
         self.kv_bytes = _kv_bytes(scheduler.kv_cache_config.kv_cache_tensors)
 
     def open_ends(self) -> EndReader:

@@ -43,29 +43,29 @@ class KvMemory:
     """The memory of a scheduler, after the scheduler's own constructor.
 
     Attributes:
-        groups: the model's KV groups, with nothing in use; ``kv``: their arithmetic.
-        steps_ahead: steps scheduled before the results of one are known.
-        in_flight: most tokens of a decoding request whose steps have not ended.
-        caches_states: whether Mamba's states are cached.
         blocks_total: blocks of the pool that all groups share.
-        hashed_tokens: tokens of each hash of a prefix.
-        watermark: number of these that admission leaves free while requests run.
     """
 
     def __init__(self, scheduler: Any) -> None:
         self._manager = manager = scheduler.kv_cache_manager
         # One block is a placeholder that no request gets.
         self.blocks_total = int(manager.block_pool.num_gpu_blocks) - 1
+        # Number of these that admission leaves free while requests run.
         self.watermark = int(manager.watermark_blocks)
         self._longest = int(scheduler.max_model_len)
+        # Tokens of each hash of a prefix.
         self.hashed_tokens = int(manager.block_pool.hash_block_size)
+        # Steps scheduled before the results of one are known.
         self.steps_ahead = steps_ahead = int(scheduler.vllm_config.max_concurrent_batches) - 1
+        # Most tokens of a decoding request whose steps have not ended.
         self.in_flight = steps_ahead * (1 + int(scheduler.num_spec_tokens))
         self._managers = manager.coordinator.single_type_managers
+        # The model's KV groups, with nothing in use; ``kv``: their arithmetic.
         self.groups = tuple(
             self._group(one, int(scheduler.num_lookahead_tokens)) for one in self._managers
         )
         self.kv = KvBlocks.of(self.groups)
+        # Whether Mamba's states are cached.
         self.caches_states = manager.enable_caching and "mamba" in {one.kind for one in self.groups}
 
     @property

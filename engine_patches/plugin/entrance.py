@@ -14,14 +14,6 @@ class Entrance:
     """Admits only chosen requests; vLLM does the rest of scheduling. PlugInError: incompatible.
 
     The scheduler's own constructor has run.
-
-    Attributes:
-        step_tokens: maximum of tokens that a step computes.
-        prompt_chunk: maximum of one request's prompt tokens in a step; 0: unlimited.
-        in_order: vLLM's queue is first come, first served, so that it can be reordered.
-        remote: KV may come from elsewhere.
-        uneven: running requests may grow by other than one token a step: by speculative tokens, or
-            not at all if KV from elsewhere fails to arrive.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -31,10 +23,15 @@ class Entrance:
         self._slots = getattr(scheduler, self._attribute)
         self._beside = first_name(scheduler, BESIDE)
         self._aside: Any = None
+        # Maximum of tokens that a step computes.
         self.step_tokens = int(scheduler.max_num_scheduled_tokens)
+        # Maximum of one request's prompt tokens in a step; 0: unlimited.
         self.prompt_chunk = int(scheduler.scheduler_config.long_prefill_token_threshold)
+        # vLLM's queue is first come, first served, so that it can be reordered.
         self.in_order = scheduler.policy.value == _FCFS
-        self.remote = scheduler.connector is not None
+        self.remote = scheduler.connector is not None  # KV may come from elsewhere
+        # Running requests may grow by other than one token a step: by speculative tokens, or not at
+        # all if KV from elsewhere fails to arrive.
         self.uneven = self.remote or scheduler.num_spec_tokens > 0
 
     @property

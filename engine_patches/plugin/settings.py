@@ -24,29 +24,20 @@ class PlugInError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of the plug-in.
+    """Settings of the plug-in."""
 
-    Attributes:
-        snapshots: endpoint of rank 0's state stream, ``tcp://HOST:PORT`` or ``ipc://PATH``.
-        group: as in the router's ``--worker``.
-        worker: the worker's name; "": group and rank.
-        secret_key_file: the engine's CURVE key pair, as ``zmq.auth`` writes it.
-        allowed_keys: public CURVE keys of the routers that may read.
-        end_signal: report each request's probability of ending; also needs the logits processor
-            ``engine_patches.end_signal:EndSignal``.
-        prompt_budget: let routers bound the prompt tokens of each step; without effect unless all
-            ranks of a data-parallel group have it.
-        admission: policy under KV pressure; None: vLLM decides alone.
-    """
-
-    snapshots: str
-    group: str = "default"
-    worker: str = ""
-    secret_key_file: str | None = None
-    allowed_keys: tuple[str, ...] = ()
+    snapshots: str  # endpoint of rank 0's state stream, ``tcp://HOST:PORT`` or ``ipc://PATH``
+    group: str = "default"  # as in the router's ``--worker``
+    worker: str = ""  # the worker's name; "": group and rank
+    secret_key_file: str | None = None  # the engine's CURVE key pair, as ``zmq.auth`` writes it
+    allowed_keys: tuple[str, ...] = ()  # public CURVE keys of the routers that may read
+    # Report each request's probability of ending; also needs the logits processor
+    # ``engine_patches.end_signal:EndSignal``.
     end_signal: bool = False
+    # Let routers bound the prompt tokens of each step; without effect unless all ranks of a
+    # data-parallel group have it.
     prompt_budget: bool = False
-    admission: AdmissionSettings | None = None
+    admission: AdmissionSettings | None = None  # policy under KV pressure; None: vLLM decides alone
 
     @property
     def secured(self) -> bool:

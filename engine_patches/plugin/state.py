@@ -20,38 +20,27 @@ _FIRST_PLACES = 64
 
 
 class EngineRequest(Protocol):
-    """Fields read of an engine's request.
-
-    Attributes:
-        num_output_tokens: generated so far; tokens only scheduled are not output yet.
-        num_computed_tokens: their KV is computed, or will be by the steps scheduled so far.
-    """
+    """Fields read of an engine's request."""
 
     request_id: str
     num_prompt_tokens: int
-    num_output_tokens: int
-    num_computed_tokens: int
+    num_output_tokens: int  # generated so far; tokens only scheduled are not output yet
+    num_computed_tokens: int  # their KV is computed, or will be by the steps scheduled so far
 
 
 class Step(NamedTuple):
-    """One step of the engine, with its results.
-
-    Attributes:
-        gained: tokens that requests got, by id; None: each scheduled one got exactly one.
-        alive: requests that have not ended.
-        ended: ids that ended lately; one may recur until ``flushed`` was called with it.
-        scheduled: number of tokens that the step computed, by id.
-        ahead: the same for steps scheduled since, whose results are still to come.
-        end_probabilities: changed ones, by id.
-    """
+    """One step of the engine, with its results."""
 
     running: Sequence[EngineRequest]
+    # Tokens that requests got, by id; None: each scheduled one got exactly one.
     gained: Mapping[str, int] | None
-    alive: Mapping[str, EngineRequest]
+    alive: Mapping[str, EngineRequest]  # requests that have not ended
+    # Ids that ended lately; one may recur until ``flushed`` was called with it.
     ended: Collection[str]
-    scheduled: Mapping[str, int]
+    scheduled: Mapping[str, int]  # number of tokens that the step computed, by id
+    # The same for steps scheduled since, whose results are still to come.
     ahead: Sequence[Mapping[str, int]] = ()
-    end_probabilities: Mapping[str, float] = {}
+    end_probabilities: Mapping[str, float] = {}  # changed ones, by id
 
     @property
     def output_tokens(self) -> int:
@@ -63,23 +52,15 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Content of a step's message.
+    """Content of a step's message."""
 
-    Attributes:
-        rows: requests that are new or did not just grow; some may have finished.
-        finished: ids that ended, whether they ran or only waited.
-        preempted: ids that lost their slot and wait again.
-        prefill_tokens: tokens of the step that computed prompts, or recomputed after a preemption.
-        decode_tokens: output tokens of the others; rejected drafts do not count.
-        growths: tokens of the others, by place; empty: one each.
-    """
-
-    rows: list[PlacedRow]
-    finished: tuple[str, ...]
-    preempted: tuple[str, ...]
+    rows: list[PlacedRow]  # requests that are new or did not just grow; some may have finished
+    finished: tuple[str, ...]  # ids that ended, whether they ran or only waited
+    preempted: tuple[str, ...]  # ids that lost their slot and wait again
+    # Tokens of the step that computed prompts, or recomputed after a preemption.
     prefill_tokens: int
-    decode_tokens: int
-    growths: bytes
+    decode_tokens: int  # output tokens of the others; rejected drafts do not count
+    growths: bytes  # tokens of the others, by place; empty: one each
 
 
 class _Told(NamedTuple):
@@ -91,16 +72,11 @@ class _Told(NamedTuple):
 
 
 class EngineState:
-    """The running requests as known to a router that has read every message.
-
-    Attributes:
-        waiting_tokens: prompt and generated tokens of the waiting requests.
-        waiting_routed: number of waiting requests that came from routers.
-    """
+    """The running requests as known to a router that has read every message."""
 
     def __init__(self) -> None:
-        self.waiting_tokens = 0
-        self.waiting_routed = 0
+        self.waiting_tokens = 0  # prompt and generated tokens of the waiting requests
+        self.waiting_routed = 0  # number of waiting requests that came from routers
         self._places = Places()
         self._ticks = 0  # steps in which all grew by one
         # Generated tokens less ticks, by place.

@@ -15,20 +15,15 @@ class UnknownGpusError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RankGpus:
-    """Facts of vLLM on one data-parallel rank's GPUs.
+    """Facts of vLLM on one data-parallel rank's GPUs."""
 
-    Attributes:
-        count: on all its machines.
-        local_rank: number of the rank among those of this machine.
-        placed_by: component that chose its GPUs unknown to this process; None: vLLM itself, in the
-            order of the visible ones.
-        assigned: GPUs of all ranks of the machine, from the option ``--device-ids``.
-    """
-
-    count: int
-    local_rank: int
+    count: int  # on all its machines
+    local_rank: int  # number of the rank among those of this machine
     machines: int = 1
+    # Component that chose its GPUs unknown to this process; None: vLLM itself, in the order of the
+    # visible ones.
     placed_by: str | None = None
+    # GPUs of all ranks of the machine, from the option ``--device-ids``.
     assigned: Sequence[int] | None = None
 
 

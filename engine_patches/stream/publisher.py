@@ -59,11 +59,11 @@ class StepReport(_Reported):
     Attributes:
         step: number of the barrier step that has just ended; repeated if something else changed.
         step_s: 0 if the number is repeated.
-        rows: running requests; also those that ended with this step, unless they gained one token.
         finished: ids that ended since the last report, whether they ran or only waited.
         preempted: ids that lost their slot since the last report and wait again.
     """
 
+    # Running requests; also those that ended with this step, unless they gained one token.
     rows: Sequence[Row] = ()
 
 
@@ -113,11 +113,6 @@ class SnapshotPublisher:
         prepare: sets options of both sockets before they are bound.
         cached: the prefix cache; None: nothing is told of it.
         leases: of prompt budgets; None: none is taken.
-
-    Attributes:
-        lock: held while a message is built; hold it to change ``message`` or what
-            ``rows`` returns.
-        message: last message, heartbeats aside.
     """
 
     def __init__(
@@ -137,7 +132,9 @@ class SnapshotPublisher:
     ) -> None:
         self.epoch = secrets.token_hex(8)
         self.sequence = 0
+        # Held while a message is built; hold it to change ``message`` or what ``rows`` returns.
         self.lock = threading.RLock()
+        # Last message, heartbeats aside.
         self.message = SnapshotMessage(
             group=group,
             worker=worker,

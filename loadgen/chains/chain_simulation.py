@@ -59,12 +59,7 @@ def check_policy(policy: str, dispatch: Dispatch) -> None:
 
 
 class _State:
-    """Number of requests on each chain, and the policy's choice in that state.
-
-    Attributes:
-        units: increments of a state's key, one per chain, for one more request.
-        chosen: known choices by key.
-    """
+    """Number of requests on each chain, and the policy's choice in that state."""
 
     def __init__(
         self, chains: Sequence[Chain], policy: Policy, dispatch: Dispatch, *, remembers: bool
@@ -74,8 +69,9 @@ class _State:
         self._dispatch = dispatch
         self._remembers = remembers
         self._seen: dict[tuple[int, int], WorkerView] = {}
+        # Increments of a state's key, one per chain, for one more request.
         self.units = [1 << _COUNT_BITS * at for at in range(len(chains))]
-        self.chosen: dict[int, int] = {}
+        self.chosen: dict[int, int] = {}  # known choices by key
 
     def choose(self, key: int) -> int:
         """The policy's chain for the next request."""

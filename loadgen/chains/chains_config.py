@@ -56,36 +56,28 @@ _USUAL: Mapping[Blocks, Allocation] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainsConfig:
-    """One simulation of requests on chains; ConfigError names the option of an invalid setting.
-
-    Attributes:
-        policies: compared on the same requests.
-        rate: lambda, requests per second that the placement assumes; None: the scenario's.
-        load: arrival rate as a share of the rate of all chains; None: arrivals at ``rate``.
-        target_load: rho, highest planned utilization of the chains.
-        allocation: None: the usual one of the placement.
-        reserved: c, slots kept free for each block; None: tuned, or the placement's own.
-        warmup: first requests left out of the averages.
-        measured: gaps and work of a trace, for the laws that use one.
-        dispatch: among several policies, those without this form keep the pool.
-    """
+    """One simulation of requests on chains; ConfigError names the option of an invalid setting."""
 
     scenario: Scenario
-    policies: tuple[str, ...] = ("jffc",)
+    policies: tuple[str, ...] = ("jffc",)  # compared on the same requests
+    # Lambda, requests per second that the placement assumes; None: the scenario's.
     rate: float | None = None
+    # Arrival rate as a share of the rate of all chains; None: arrivals at ``rate``.
     load: float | None = None
-    target_load: float = 0.7
+    target_load: float = 0.7  # rho, highest planned utilization of the chains
     blocks: Blocks = Blocks.GBP_CR
-    allocation: Allocation | None = None
+    allocation: Allocation | None = None  # None: the usual one of the placement
+    # c, slots kept free for each block; None: tuned, or the placement's own.
     reserved: int | None = None
     tune_by: Criterion = Criterion.LOWER
     requests: int = 20_000
-    warmup: int = 2_000
+    warmup: int = 2_000  # first requests left out of the averages
     repeats: int = 5
     seed: int = 0
     arrivals: Arrivals = Arrivals.POISSON
     service: Service = Service.EXPONENTIAL
-    measured: Measured | None = None
+    measured: Measured | None = None  # gaps and work of a trace, for the laws that use one
+    # Among several policies, those without this form keep the pool.
     dispatch: Dispatch = Dispatch.POOL
 
     def __post_init__(self) -> None:
@@ -145,16 +137,11 @@ class ChainsConfig:
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """Servers that are ready to serve.
-
-    Attributes:
-        chains: fastest first; empty if each request chooses its own path.
-        reserved_slots: c, slots kept free for each block at the placement.
-    """
+    """Servers that are ready to serve."""
 
     placement: Placement
-    chains: tuple[Chain, ...]
-    reserved_slots: int
+    chains: tuple[Chain, ...]  # fastest first; empty if each request chooses its own path
+    reserved_slots: int  # c, slots kept free for each block at the placement
 
     @property
     def total_rate(self) -> float:

@@ -19,16 +19,12 @@ Report = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class PolicyResult:
-    """Result of one policy.
-
-    Attributes:
-        response: mean response time of each repeat, in seconds.
-        response_p99_s, waiting_s, service_s: means over repeats; waiting and service are means.
-    """
+    """Result of one policy."""
 
     policy: str
     dispatch: Dispatch
-    response: tuple[float, ...]
+    response: tuple[float, ...]  # mean response time of each repeat, in seconds
+    # response_p99_s, waiting_s, service_s: means over repeats; waiting and service are means.
     response_p99_s: float
     waiting_s: float
     service_s: float
@@ -49,18 +45,14 @@ class PolicyResult:
 
 @dataclass(frozen=True, slots=True)
 class ChainsResult:
-    """All policies on the same requests.
-
-    Attributes:
-        rate: arrival rate, requests per second.
-        bounds: bounds on the mean response time of jffc, for Poisson arrivals and exponential work
-            (Theorem 3.7); None if each request chooses its own path.
-    """
+    """All policies on the same requests."""
 
     config: ChainsConfig
     composed: Composed
-    rate: float
+    rate: float  # arrival rate, requests per second
     policies: tuple[PolicyResult, ...]
+    # Bounds on the mean response time of jffc, for Poisson arrivals and exponential work (Theorem
+    # 3.7); None if each request chooses its own path.
     bounds: ResponseBounds | None
 
     @property

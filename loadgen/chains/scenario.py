@@ -19,19 +19,15 @@ _GB = 10**9
 
 @dataclass(frozen=True, slots=True)
 class RoundTrips:
-    """Synthetic times between the orchestrator and a server: lognormal, clipped at both ends.
+    """Synthetic times between the orchestrator and a server: lognormal, clipped at both ends."""
 
-    Attributes:
-        median_s, sigma: tens of ms, as between hosts of one continent.
-        least_s, most_s: limits to which values are clipped.
-        overhead_s: added to each pass for serialization; 18 ms in PETALS.
-    """
-
+    # median_s, sigma: tens of ms, as between hosts of one continent.
     median_s: float = 0.02
     sigma: float = 0.5
+    # least_s, most_s: limits to which values are clipped.
     least_s: float = 0.005
     most_s: float = 0.1
-    overhead_s: float = 0.018
+    overhead_s: float = 0.018  # added to each pass for serialization; 18 ms in PETALS
 
     def draw(self, rng: np.random.Generator, count: int) -> list[float]:
         drawn = self.median_s * np.exp(self.sigma * rng.standard_normal(count))
@@ -50,27 +46,19 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Servers and a model; defaults are the paper's.
-
-    Attributes:
-        servers: J, number of servers.
-        fast_share: eta, share of fast servers; above 0 at least one server is fast.
-        prompt_tokens, output_tokens: l_in and l_out, mean lengths.
-        rate: lambda, requests per second.
-        block_flop: operations of a block per token.
-        block_overhead_s: t_o, overhead of a block over a request's whole life.
-    """
+    """Servers and a model; defaults are the paper's."""
 
     model: Model
     fast: Gpu
     slow: Gpu
-    servers: int = 20
-    fast_share: float = 0.2
+    servers: int = 20  # J, number of servers
+    fast_share: float = 0.2  # eta, share of fast servers; above 0 at least one server is fast
+    # prompt_tokens, output_tokens: l_in and l_out, mean lengths.
     prompt_tokens: float = 2000.0
     output_tokens: float = 20.0
-    rate: float = 0.2
-    block_flop: float
-    block_overhead_s: float = 1e-3
+    rate: float = 0.2  # lambda, requests per second
+    block_flop: float  # operations of a block per token
+    block_overhead_s: float = 1e-3  # t_o, overhead of a block over a request's whole life
     round_trips: RoundTrips = field(default_factory=RoundTrips)
 
     def __post_init__(self) -> None:

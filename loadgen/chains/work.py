@@ -27,15 +27,10 @@ class Service(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Requests in the order of arrival.
+    """Requests in the order of arrival."""
 
-    Attributes:
-        arrival_s: shape (R,), ascending.
-        size: shape (R,), work relative to the mean; a factor of a chain's mean time.
-    """
-
-    arrival_s: Floats
-    size: Floats
+    arrival_s: Floats  # shape (R,), ascending
+    size: Floats  # shape (R,), work relative to the mean; a factor of a chain's mean time
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +51,10 @@ class Served:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """A trace's gaps and work, each with mean 1.
+    """A trace's gaps and work, each with mean 1."""
 
-    Attributes:
-        gaps: shape (N,), from each request to the next, and from the last to the first.
-        sizes: shape (N,), work of each request.
-    """
-
-    gaps: Floats
-    sizes: Floats
+    gaps: Floats  # shape (N,), from each request to the next, and from the last to the first
+    sizes: Floats  # shape (N,), work of each request
 
     @classmethod
     def of(cls, trace: Trace, scenario: Scenario, *, timed: bool = True) -> Self:

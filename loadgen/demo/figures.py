@@ -17,27 +17,20 @@ LATENESS_LIMIT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """Averages over a fleet's steps; times in engine seconds.
-
-    Attributes:
-        imbalance_tokens: mean of G max L - sum L.
-        idle_share: modelled, t_l times the imbalance over G times the step time.
-        slots_used: mean share of slots that hold a request.
-        lateness_p99: 99th percentile of the lateness, as a fraction of the step's length.
-    """
+    """Averages over a fleet's steps; times in engine seconds."""
 
     steps: int
     step_mean_s: float
-    imbalance_tokens: float
+    imbalance_tokens: float  # mean of G max L - sum L
     mean_load_tokens: float
     max_load_tokens: float
-    idle_share: float
-    slots_used: float
+    idle_share: float  # modelled, t_l times the imbalance over G times the step time
+    slots_used: float  # mean share of slots that hold a request
     throughput_tok_s: float
     energy_j: float
     energy_j_per_token: float
     lateness_p50: float
-    lateness_p99: float
+    lateness_p99: float  # 99th percentile of the lateness, as a fraction of the step's length
 
 
 def step_figures(record: Sequence[StepRecord], fleet: Fleet) -> StepFigures | None:

@@ -26,20 +26,14 @@ QUEUE_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The fleet of every run, and the number of requests in the system.
-
-    Attributes:
-        step_time: as ``evenstep emulate`` takes it.
-        stream_interval: tokens per streamed event.
-        more: further options of ``evenstep emulate``.
-    """
+    """The fleet of every run, and the number of requests in the system."""
 
     workers: int = 8
     slots: int = 32
     pool: int = 64
-    step_time: str = "4.95e-3,9.5e-8"
-    stream_interval: int = 16
-    more: tuple[str, ...] = ()
+    step_time: str = "4.95e-3,9.5e-8"  # as ``evenstep emulate`` takes it
+    stream_interval: int = 16  # tokens per streamed event
+    more: tuple[str, ...] = ()  # further options of ``evenstep emulate``
 
     @property
     def concurrency(self) -> int:

@@ -50,35 +50,28 @@ class DemoRun:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One setting in which policies run side by side.
-
-    Attributes:
-        policies: what runs by default; BF-IO last.
-        legend: what the columns mean, and what to take from them.
-        worth: of a run, to find the best baseline; ``baseline_is``: the same in words.
-        ratios: figures of which BF-IO's are compared with the baseline's.
-        draw: pictures of the runs into a folder; their paths.
-        requests, time_scale: of a run; None: what this machine can do in the time.
-        write_trace: to a path, so many requests by a seed; None: a bundled trace.
-        plan: further fields of ``RunPlan``.
-    """
+    """One setting in which policies run side by side."""
 
     name: str
     title: str
     statement: str
     fleet: Fleet
-    policies: str
+    policies: str  # what runs by default; BF-IO last
     columns: Columns
-    legend: str
+    legend: str  # what the columns mean, and what to take from them
     notes: Sequence[str]
+    # Of a run, to find the best baseline; ``baseline_is``: the same in words.
     worth: Callable[[DemoRun], float]
     baseline_is: str
-    ratios: Columns
+    ratios: Columns  # figures of which BF-IO's are compared with the baseline's
+    # Pictures of the runs into a folder; their paths.
     draw: "Callable[[Path, World, Sequence[DemoRun]], list[Path]]"
+    # requests, time_scale: of a run; None: what this machine can do in the time.
     requests: int | None = None
     time_scale: float | None = None
+    # To a path, so many requests by a seed; None: a bundled trace.
     write_trace: Callable[[Path, int, int], None] | None = None
-    plan: Mapping[str, Any] = field(default_factory=dict)
+    plan: Mapping[str, Any] = field(default_factory=dict)  # further fields of ``RunPlan``
 
 
 def best_baseline(world: World, runs: Sequence[DemoRun]) -> DemoRun | None:

@@ -19,18 +19,14 @@ EXTRAPOLATED = "what a day of minutes like this one would come to"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Diagnosis:
-    """Result for one window.
-
-    Attributes:
-        prospects: None if simulation is needless or impossible; ``verdict`` gives the reason.
-        energy: None without steps.
-    """
+    """Result for one window."""
 
     window: Window
     found: Findings
     verdict: Verdict
+    # None if simulation is needless or impossible; ``verdict`` gives the reason.
     prospects: Prospects | None
-    energy: Energy | None
+    energy: Energy | None  # None without steps
 
     @property
     def advice(self) -> Prospect | None:

@@ -16,21 +16,15 @@ JOULES_PER_KWH = 3.6e6
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """Energy per day of the group's workers during their steps.
+    """Energy per day of the group's workers during their steps."""
 
-    Attributes:
-        power_is: ``measured``; ``modelled`` from calibrated levels; ``unknown`` without either.
-        power_w: mean power of all workers together in steps; None: unknown.
-        per_day_j: at the engines' present share of time in steps.
-        waiting_per_day_j: part of it spent waiting for the fullest worker, by calibrated levels.
-        saved_share: what the best policy would save for the same tokens; by calibrated levels, else
-            by the paper's P(u). None: no switch would pay. Negative: it takes more.
-    """
-
-    power_is: str
-    power_w: float | None
-    per_day_j: float | None
+    power_is: str  # ``measured``; ``modelled`` from calibrated levels; ``unknown`` without either
+    power_w: float | None  # mean power of all workers together in steps; None: unknown
+    per_day_j: float | None  # at the engines' present share of time in steps
+    # Part of it spent waiting for the fullest worker, by calibrated levels.
     waiting_per_day_j: float | None
+    # What the best policy would save for the same tokens; by calibrated levels, else by the paper's
+    # P(u). None: no switch would pay. Negative: it takes more.
     saved_share: float | None
     saved_per_day_j: float | None
     price_per_kwh: float | None

@@ -58,22 +58,16 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Common settings of the simulations.
-
-    Attributes:
-        step_time: as fitted.
-        decode_time: the cost of tokens, and as the base all else in a mean step.
-        starvation_s: engine seconds.
-    """
+    """Common settings of the simulations."""
 
     window: Window
     mode: Mode
     clients: int
     slots: int
     workers: int
-    step_time: StepTime
-    decode_time: StepTime
-    starvation_s: float
+    step_time: StepTime  # as fitted
+    decode_time: StepTime  # the cost of tokens, and as the base all else in a mean step
+    starvation_s: float  # engine seconds
     deadline_steps: int
     overcommit: int
     warmup: int

@@ -51,29 +51,18 @@ _UNLIKE = ("block_configs", "num_key_value_heads_per_layer")
 
 @dataclass(frozen=True, slots=True)
 class ModelNumbers:
-    """A model as a row of equal blocks.
-
-    Attributes:
-        read_bytes: weights of a block that a single token needs; fewer with experts.
-        flops_per_token: operations of a block per token.
-        kv_bytes_per_token: KV of a block per token.
-        hidden_bytes: activations of a token between blocks.
-        first_bytes: embeddings, stored with the first block.
-        last_bytes: output layer, stored with the last block.
-        tied: whether these two are the same; a server with both ends stores them once.
-        max_tokens: longest supported context; None: not given.
-    """
+    """A model as a row of equal blocks."""
 
     blocks: int
     block_bytes: int
-    read_bytes: int
-    flops_per_token: float
-    kv_bytes_per_token: float
-    hidden_bytes: int
-    first_bytes: int
-    last_bytes: int
-    tied: bool = False
-    max_tokens: int | None = None
+    read_bytes: int  # weights of a block that a single token needs; fewer with experts
+    flops_per_token: float  # operations of a block per token
+    kv_bytes_per_token: float  # KV of a block per token
+    hidden_bytes: int  # activations of a token between blocks
+    first_bytes: int  # embeddings, stored with the first block
+    last_bytes: int  # output layer, stored with the last block
+    tied: bool = False  # whether these two are the same; a server with both ends stores them once
+    max_tokens: int | None = None  # longest supported context; None: not given
 
     def end_bytes(self, first: bool, last: bool) -> int:
         """Bytes that a server stores for the first block, the last one, or both."""

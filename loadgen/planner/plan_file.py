@@ -31,27 +31,21 @@ class _Table(BaseModel):
 
 
 class ServerTable(_Table):
-    """One GPU, or several equal ones.
+    """One GPU, or several equal ones."""
 
-    Attributes:
-        name: with ``count`` above 1, prefix of their names.
-        gpu: a preset; the next three fields override its figures.
-        memory_gb, bandwidth_gb_s, tflops: 10^9 bytes, 10^9 bytes/s, dense 10^12 operations/s.
-        rtt_s: round trip of a token from the server before and back.
-        network_gbit_s: bandwidth to it; None: prompts' activations take no time.
-        host: its machine; the engines of chains listen there.
-        devices: names for CUDA_VISIBLE_DEVICES, one per GPU; empty: numbered on the host.
-    """
-
+    # With ``count`` above 1, prefix of their names.
     name: str = Field(min_length=1, pattern=r"^[\w.-]+$")
     count: int = Field(default=1, ge=1, le=MAX_SERVERS)
-    gpu: str | None = None
+    gpu: str | None = None  # a preset; the next three fields override its figures
+    # memory_gb, bandwidth_gb_s, tflops: 10^9 bytes, 10^9 bytes/s, dense 10^12 operations/s.
     memory_gb: _Gigabytes | None = None
     bandwidth_gb_s: _Positive | None = None
     tflops: _Positive | None = None
-    rtt_s: _NotNegative = 0.0
+    rtt_s: _NotNegative = 0.0  # round trip of a token from the server before and back
+    # Bandwidth to it; None: prompts' activations take no time.
     network_gbit_s: _Positive | None = None
-    host: str = "127.0.0.1"
+    host: str = "127.0.0.1"  # its machine; the engines of chains listen there
+    # Names for CUDA_VISIBLE_DEVICES, one per GPU; empty: numbered on the host.
     devices: tuple[int | str, ...] = ()
 
     @model_validator(mode="after")
@@ -71,14 +65,13 @@ class ModelTable(_Table):
     """The model: its config.json, or its numbers.
 
     Attributes:
-        name: model argument of ``vllm serve``.
-        config: Hugging Face config.json or a folder with one, relative to the TOML file.
-        weight_bits: bits per weight with scales, in place of the value in config.json.
         blocks and the rest: as in ``ModelNumbers``.
     """
 
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1)  # model argument of ``vllm serve``
+    # Hugging Face config.json or a folder with one, relative to the TOML file.
     config: str | None = None
+    # Bits per weight with scales, in place of the value in config.json.
     weight_bits: _Positive | None = None
     blocks: int | None = Field(default=None, ge=1, le=MAX_BLOCKS)
     block_gb: _Gigabytes | None = None
@@ -103,52 +96,39 @@ class ModelTable(_Table):
 
 
 class WorkloadTable(_Table):
-    """Lengths of requests.
+    """Lengths of requests."""
 
-    Attributes:
-        trace: file or bundled name; its means replace the next two fields.
-        slot_tokens: tokens that a slot has memory for; None: the mean of input + output.
-    """
-
-    trace: str | None = None
+    trace: str | None = None  # file or bundled name; its means replace the next two fields
     input_tokens: _Tokens | None = None
     output_tokens: _Tokens | None = None
+    # Tokens that a slot has memory for; None: the mean of input + output.
     slot_tokens: _Tokens | None = None
 
 
 class EngineTable(_Table):
-    """Settings of the engines.
+    """Settings of the engines."""
 
-    Attributes:
-        gpu_memory_utilization: share of a GPU's memory that vLLM may use.
-        reserve_gb: part of it for activations, CUDA graphs and context.
-        kv_cache_dtype: of 16 or 8 bits.
-        port: of the first chain on a host; later ones count up.
-        master_port: rendezvous port of the first chain's hosts; later ones count up.
-        load: rho, highest planned utilization of the chains.
-    """
-
-    gpu_memory_utilization: _Share = 0.92
-    reserve_gb: _NotNegative = 2.0
+    gpu_memory_utilization: _Share = 0.92  # share of a GPU's memory that vLLM may use
+    reserve_gb: _NotNegative = 2.0  # part of it for activations, CUDA graphs and context
+    # Of 16 or 8 bits.
     kv_cache_dtype: str = Field(default="auto", pattern=r"^(auto|float16|bfloat16|(fp8|int8)\w*)$")
     block_size: int = Field(default=16, ge=1, le=1024)
+    # Of the first chain on a host; later ones count up.
     port: int = Field(default=8001, ge=1, le=60_000)
+    # Rendezvous port of the first chain's hosts; later ones count up.
     master_port: int = Field(default=29501, ge=1, le=60_000)
-    load: _Share = 0.7
+    load: _Share = 0.7  # rho, highest planned utilization of the chains
 
 
 class TimesTable(_Table):
-    """Parameters of the times, in addition to the GPUs' figures.
+    """Parameters of the times, in addition to the GPUs' figures."""
 
-    Attributes:
-        compute_efficiency, bandwidth_efficiency: achieved share of the printed peaks.
-        block_overhead_s: overhead of a request in each block, over its whole life.
-        hop_overhead_s: overhead of a token at each server, in addition to the round trip.
-    """
-
+    # compute_efficiency, bandwidth_efficiency: achieved share of the printed peaks.
     compute_efficiency: _Share = 0.5
     bandwidth_efficiency: _Share = 0.7
+    # Overhead of a request in each block, over its whole life.
     block_overhead_s: _NotNegative = 1e-3
+    # Overhead of a token at each server, in addition to the round trip.
     hop_overhead_s: _NotNegative = 5e-4
 
 

@@ -57,20 +57,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of a server under vLLM.
-
-    Attributes:
-        weights_bytes: of its blocks, and of embeddings and output layer if it stores them.
-        kv_bytes: of the chain's slots.
-        usable_bytes: for both together.
-    """
+    """Memory of a server under vLLM."""
 
     engine: Engine
     machine: Machine
     blocks: range
-    weights_bytes: int
-    kv_bytes: int
-    usable_bytes: int
+    weights_bytes: int  # of its blocks, and of embeddings and output layer if it stores them
+    kv_bytes: int  # of the chain's slots
+    usable_bytes: int  # for both together
 
 
 def report(answer: Answer) -> dict[str, Any]:

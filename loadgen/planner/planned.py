@@ -46,18 +46,12 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Result of the planner.
-
-    Attributes:
-        disjoint: chains that share no server; engines can run these.
-        overlapping: the best option if servers may serve several chains.
-        exact_s: mean response time of the disjoint chains; None: too many states.
-    """
+    """Result of the planner."""
 
     question: Question
-    disjoint: Option
-    overlapping: Option
-    exact_s: float | None
+    disjoint: Option  # chains that share no server; engines can run these
+    overlapping: Option  # the best option if servers may serve several chains
+    exact_s: float | None  # mean response time of the disjoint chains; None: too many states
 
     @property
     def stable(self) -> bool:

@@ -31,21 +31,15 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running chain, ``name`` in the router, at ``port`` of its first server's host.
-
-    Attributes:
-        kv_cache_bytes: most of a stage.
-        max_model_len: most tokens of one request.
-        launches: commands; the head's is last, since it needs the others.
-    """
+    """A running chain, ``name`` in the router, at ``port`` of its first server's host."""
 
     name: str
     chain: Chain
     stages: tuple[Machine, ...]
     port: int
-    kv_cache_bytes: int
-    max_model_len: int
-    launches: tuple[Launch, ...]
+    kv_cache_bytes: int  # most of a stage
+    max_model_len: int  # most tokens of one request
+    launches: tuple[Launch, ...]  # commands; the head's is last, since it needs the others
 
     @property
     def url(self) -> str:

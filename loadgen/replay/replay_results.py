@@ -22,27 +22,19 @@ Report = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class RequestResult:
-    """One ended request; times in wall seconds since the start of the run.
-
-    Attributes:
-        output_tokens: tokens in the engine's usage event.
-        cached_tokens: tokens of the prompt that the engine had cached; None: it told of none.
-        scheduled_s: time at which it was due; latency counts from here.
-        first_s: arrival of the first content; None if there was none.
-        gaps_s: gaps between consecutive arrivals of content.
-        status: HTTP status, None without an answer.
-        error: error message; None for a complete request with the right number of tokens.
-    """
+    """One ended request; times in wall seconds since the start of the run."""
 
     prompt_tokens: int
-    output_tokens: int
-    scheduled_s: float
+    output_tokens: int  # tokens in the engine's usage event
+    scheduled_s: float  # time at which it was due; latency counts from here
     sent_s: float
-    first_s: float | None
+    first_s: float | None  # arrival of the first content; None if there was none
     end_s: float
-    gaps_s: Sequence[float] = ()
-    status: int | None = 200
+    gaps_s: Sequence[float] = ()  # gaps between consecutive arrivals of content
+    status: int | None = 200  # HTTP status, None without an answer
+    # Error message; None for a complete request with the right number of tokens.
     error: str | None = None
+    # Tokens of the prompt that the engine had cached; None: it told of none.
     cached_tokens: int | None = None
 
 
@@ -60,23 +52,16 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Everything that happened to the requests of one replay.
+    """Everything that happened to the requests of one replay."""
 
-    Attributes:
-        results: result of every ended request, failed or not.
-        sent: sent requests; those without a result never ended.
-        whole: span from the first sending to the last end.
-        steady: span from the end of the warm-up to the last sending; None for too short a run.
-        start_unix_s: wall clock (seconds since 1970) at the start.
-    """
-
-    results: Sequence[RequestResult]
+    results: Sequence[RequestResult]  # result of every ended request, failed or not
     planned: int
-    sent: int
-    whole: Window
+    sent: int  # sent requests; those without a result never ended
+    whole: Window  # span from the first sending to the last end
+    # Span from the end of the warm-up to the last sending; None for too short a run.
     steady: Window | None
     interrupted: bool = False
-    start_unix_s: float = 0.0
+    start_unix_s: float = 0.0  # wall clock (seconds since 1970) at the start
 
 
 def parse_goodput(text: str | None) -> dict[str, float]:

@@ -36,22 +36,17 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 @dataclass(slots=True)
 class CompletionStream:
-    """Parser of a body that arrives in arbitrary pieces.
-
-    Attributes:
-        gaps_s: gaps between arrivals of content; an arrival may carry several events, an event
-            several tokens.
-        output_tokens: tokens in the usage event; None until then.
-        cached_tokens: tokens of the prompt that the engine had cached, if the event tells.
-        error: message of an error event, or the problem with an event.
-    """
+    """Parser of a body that arrives in arbitrary pieces."""
 
     first_s: float | None = None
+    # Gaps between arrivals of content; an arrival may carry several events, an event several
+    # tokens.
     gaps_s: list[float] = field(default_factory=list)
-    output_tokens: int | None = None
+    output_tokens: int | None = None  # tokens in the usage event; None until then
+    # Tokens of the prompt that the engine had cached, if the event tells.
     cached_tokens: int | None = None
     done: bool = False
-    error: str | None = None
+    error: str | None = None  # message of an error event, or the problem with an event
     _last_s: float = 0.0
     _rest: bytes = b""
 

@@ -21,16 +21,12 @@ _SPREAD = 40_503  # odd, so that neighbouring ids begin at places far apart
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Arrival process of the requests.
+    """Arrival process of the requests."""
 
-    Attributes:
-        kind: closed: clients that each wait for their answer; poisson: a rate, independent of the
-            answers; trace: the trace's own times.
-        value: clients of a closed loop, or requests per engine second of poisson; else 0.
-    """
-
+    # Closed: clients that each wait for their answer; poisson: a rate, independent of the answers;
+    # trace: the trace's own times.
     kind: Literal["closed", "poisson", "trace"]
-    value: float = 0.0
+    value: float = 0.0  # clients of a closed loop, or requests per engine second of poisson; else 0
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -64,19 +60,15 @@ def checked_time_scale(scale: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in the order of sending.
-
-    Attributes:
-        cap_tokens: ``max_tokens`` of every request, unless lengths are revealed.
-        reveal_lengths: whether ``max_tokens`` is each request's own length, for engines that cannot
-            read the hidden one; the router then sees lengths too.
-    """
+    """Requests in the order of sending."""
 
     requests: Sequence[TraceRequest]
     arrivals: Arrivals
     model: str
-    cap_tokens: int
+    cap_tokens: int  # ``max_tokens`` of every request, unless lengths are revealed
     seed: int
+    # Whether ``max_tokens`` is each request's own length, for engines that cannot read the hidden
+    # one; the router then sees lengths too.
     reveal_lengths: bool = False
 
     def expected_tokens(self, request: TraceRequest) -> int:

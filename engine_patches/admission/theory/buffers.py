@@ -43,17 +43,11 @@ def decay_rate(before: float, after: float, passing: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class NestedMemory:
-    """Sufficient memory for Nested WAIT, (17).
+    """Sufficient memory for Nested WAIT, (17)."""
 
-    Attributes:
-        batch_tokens: M_pi, all stages full.
-        queue_tokens: queues as long as the entries of each later segment in a step.
-        buffer_tokens: queues that are longer by chance.
-    """
-
-    batch_tokens: float
-    queue_tokens: float
-    buffer_tokens: float
+    batch_tokens: float  # M_pi, all stages full
+    queue_tokens: float  # queues as long as the entries of each later segment in a step
+    buffer_tokens: float  # queues that are longer by chance
 
     @property
     def tokens(self) -> float:

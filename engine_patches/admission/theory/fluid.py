@@ -37,17 +37,11 @@ def combined(counts: Iterable[float], batches: Iterable[Batch]) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Requests of one type.
+    """Requests of one type."""
 
-    Attributes:
-        rate: lambda, requests per second; above 0.
-        prompt_tokens: l.
-        decode_steps: l', steps after the one that computes the prompt.
-    """
-
-    rate: float
-    prompt_tokens: float
-    decode_steps: int
+    rate: float  # lambda, requests per second; above 0
+    prompt_tokens: float  # l
+    decode_steps: int  # l', steps after the one that computes the prompt
 
     @property
     def everywhere(self) -> Batch:
@@ -59,22 +53,15 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Equilibrium:
-    """State with equal rates of arrivals and ends.
+    """State with equal rates of arrivals and ends."""
 
-    Attributes:
-        load: share of the engine's time that the requests take in the limit of large batches;
-            stable below 1.
-        step_s: infinite if unstable, as are the next two.
-        memory_tokens: M*, (8).
-        requests: n*_j of each flow, in all of its stages.
-        decode_tok_s: throughput*, (10): tokens after the first of each request.
-    """
-
+    # Share of the engine's time that the requests take in the limit of large batches; stable below
+    # 1.
     load: float
-    step_s: float
-    memory_tokens: float
-    requests: tuple[float, ...]
-    decode_tok_s: float
+    step_s: float  # infinite if unstable, as are the next two
+    memory_tokens: float  # M*, (8)
+    requests: tuple[float, ...]  # n*_j of each flow, in all of its stages
+    decode_tok_s: float  # throughput*, (10): tokens after the first of each request
 
     @property
     def stable(self) -> bool:

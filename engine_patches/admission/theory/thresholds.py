@@ -27,20 +27,14 @@ Thresholds = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Requests in a range of stages, whatever their final lengths.
+    """Requests in a range of stages, whatever their final lengths."""
 
-    Attributes:
-        first_stage, last_stage: both included.
-        rate: requests per second that enter it.
-        passing: share of these that pass to the next; 0 for the last.
-        prompt_tokens: mean.
-    """
-
+    # first_stage, last_stage: both included.
     first_stage: int
     last_stage: int
-    rate: float
-    passing: float
-    prompt_tokens: float
+    rate: float  # requests per second that enter it
+    passing: float  # share of these that pass to the next; 0 for the last
+    prompt_tokens: float  # mean
 
     @property
     def everywhere(self) -> Batch:

@@ -41,17 +41,13 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All figures of a policy, before and after the switch.
+    """All figures of a policy, before and after the switch."""
 
-    Attributes:
-        before, policy: before the switch (None: unknown), and now.
-        changes: by field name of ``Figures``.
-        load: sentences on load changes beyond chance; the prediction assumed the earlier load.
-    """
-
+    # before, policy: before the switch (None: unknown), and now.
     before: str | None
     policy: str
-    changes: Mapping[str, Change]
+    changes: Mapping[str, Change]  # by field name of ``Figures``
+    # Sentences on load changes beyond chance; the prediction assumed the earlier load.
     load: tuple[str, ...]
 
 

@@ -29,22 +29,18 @@ _SURE = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Whether ranks step together.
+    """Whether ranks step together."""
 
-    Attributes:
-        together_share: of the steps with two or more busy workers, those that all of these made
-            together; None: no such step.
-        stepping_share: share of the time that engines spent in steps.
-        fitted: step time as a function of the slowest worker's work; None: no such relation.
-        per_token_most_s: upper bound on a token's cost from the same steps; None: unknown.
-        attention_share: cost of the fullest worker's tokens as a share of a mean step, t_l max L /
-            dt; None without ``fitted``.
-    """
-
+    # Of the steps with two or more busy workers, those that all of these made together; None: no
+    # such step.
     together_share: float | None
-    stepping_share: float
+    stepping_share: float  # share of the time that engines spent in steps
+    # Step time as a function of the slowest worker's work; None: no such relation.
     fitted: FittedStepTime | None
+    # Upper bound on a token's cost from the same steps; None: unknown.
     per_token_most_s: float | None
+    # Cost of the fullest worker's tokens as a share of a mean step, t_l max L / dt; None without
+    # ``fitted``.
     attention_share: float | None
 
     @classmethod
@@ -72,17 +68,11 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures that a policy is judged by: averages over steps.
+    """Figures that a policy is judged by: averages over steps."""
 
-    Attributes:
-        imbalance_tokens: G max L - sum L.
-        idle_share: share of the workers' step time spent waiting for the fullest worker.
-        throughput_tok_s: output tokens per second in steps.
-    """
-
-    imbalance_tokens: float
-    idle_share: float
-    throughput_tok_s: float
+    imbalance_tokens: float  # G max L - sum L
+    idle_share: float  # share of the workers' step time spent waiting for the fullest worker
+    throughput_tok_s: float  # output tokens per second in steps
     step_s: float
 
     def scaled(self, new: Figures, old: Figures) -> Figures:
@@ -101,20 +91,15 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How much of each step workers wait for the fullest one.
+    """How much of each step workers wait for the fullest one."""
 
-    Attributes:
-        idle_share: of the workers' step time; None: unknown, as all below that can be None.
-        idle_share_is: ``measured`` by the engines, or ``modelled``: by how much less work each had
-            than the slowest.
-        decode_share: modelled part of it that uneven tokens and requests would cost without
-            prompts.
-        prompt_share: modelled part that prompts add, which some workers compute while others wait.
-    """
-
+    # Of the workers' step time; None: unknown, as all below that can be None.
     idle_share: float | None
+    # ``measured`` by the engines, or ``modelled``: by how much less work each had than the slowest.
     idle_share_is: str | None
+    # Modelled part of it that uneven tokens and requests would cost without prompts.
     decode_share: float | None
+    # Modelled part that prompts add, which some workers compute while others wait.
     prompt_share: float | None
     imbalance_tokens: float
     mean_load_tokens: float
@@ -165,32 +150,22 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy the cluster is.
+    """How busy the cluster is."""
 
-    Attributes:
-        workers: counted workers in the median step.
-        slots: mean of a worker; None: not reported.
-        slots_used: share of the slots that hold a request; None without ``slots``.
-        waiting: mean number of engine requests waiting in the router and the engines.
-        waiting_share: share of the steps with more waiting requests than free slots; without
-            ``slots``, than requests about to enter.
-        inside: mean number of engine requests that wait or run.
-        arrivals_s: requests per second, counted as they end.
-        second_half: tokens of the window's second half over those of its first; None: none in the
-            first.
-        prompt_tokens, output_tokens: means of completed engine requests; None: none completed.
-    """
-
-    workers: int
-    slots: float | None
-    slots_used: float | None
-    waiting: float
+    workers: int  # counted workers in the median step
+    slots: float | None  # mean of a worker; None: not reported
+    slots_used: float | None  # share of the slots that hold a request; None without ``slots``
+    waiting: float  # mean number of engine requests waiting in the router and the engines
+    # Share of the steps with more waiting requests than free slots; without ``slots``, than
+    # requests about to enter.
     waiting_share: float
-    inside: float
-    arrivals_s: float
+    inside: float  # mean number of engine requests that wait or run
+    arrivals_s: float  # requests per second, counted as they end
+    # Tokens of the window's second half over those of its first; None: none in the first.
     second_half: float | None
     completed: int
     failed: int
+    # prompt_tokens, output_tokens: means of completed engine requests; None: none completed.
     prompt_tokens: float | None
     output_tokens: float | None
 
@@ -224,21 +199,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Whether KV memory, rather than slots, is the bottleneck.
+    """Whether KV memory, rather than slots, is the bottleneck."""
 
-    Attributes:
-        kv_tokens: mean capacity of a worker; None: not reported.
-        used_mean, used_max: shares of it; None: not reported.
-        preemptions: total number; per_request: number per completed request.
-        held_share: share of the slots that are empty while memory or admission keeps requests
-            waiting; None: unknown.
-    """
-
-    kv_tokens: float | None
+    kv_tokens: float | None  # mean capacity of a worker; None: not reported
+    # used_mean, used_max: shares of it; None: not reported.
     used_mean: float | None
     used_max: float | None
-    preemptions: int
+    preemptions: int  # total number; per_request: number per completed request
     per_request: float
+    # Share of the slots that are empty while memory or admission keeps requests waiting; None:
+    # unknown.
     held_share: float | None
 
     @classmethod
@@ -259,19 +229,13 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """What the workers find of prompts in their prefix caches.
+    """What the workers find of prompts in their prefix caches."""
 
-    Attributes:
-        cached_share: of the prompts' tokens; None: the workers compute no prompts.
-        told: whether a worker tells its cache.
-        block_tokens: of numbered blocks of the prompts; None: what prompts share is not known.
-        ttft_s: mean of the completed requests; None: not seen.
-    """
-
-    cached_share: float | None
-    told: bool
+    cached_share: float | None  # of the prompts' tokens; None: the workers compute no prompts
+    told: bool  # whether a worker tells its cache
+    # Of numbered blocks of the prompts; None: what prompts share is not known.
     block_tokens: int | None
-    ttft_s: float | None
+    ttft_s: float | None  # mean of the completed requests; None: not seen
 
     @classmethod
     def of(cls, window: Window) -> Caches:

@@ -22,22 +22,17 @@ class Caching:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """A policy on the recorded requests.
-
-    Attributes:
-        predicted: measured figures times simulated(this) / simulated(current); ``simulated`` if the
-            policy in force is unknown.
-        energy_j_per_token: energy by the paper's power model P(u).
-        caching: if prefix caches are simulated.
-    """
+    """A policy on the recorded requests."""
 
     policy: str
     dispatch: Dispatch
     current: bool
     simulated: Figures
+    # Measured figures times simulated(this) / simulated(current); ``simulated`` if the policy in
+    # force is unknown.
     predicted: Figures
-    energy_j_per_token: float
-    caching: Caching | None = None
+    energy_j_per_token: float  # energy by the paper's power model P(u)
+    caching: Caching | None = None  # if prefix caches are simulated
 
     @property
     def name(self) -> str:
@@ -46,19 +41,14 @@ class Prospect:
 
 @dataclass(frozen=True, slots=True)
 class Prospects:
-    """All policies, each in its better form of dispatch; the one in force in its own form.
+    """All policies, each in its better form of dispatch; the one in force in its own form."""
 
-    Attributes:
-        mode: ``full`` keeps the number of requests in the system constant; ``arrivals`` replays
-            arrival times.
-        steps: steps simulated with each policy, after a warm-up.
-        all: policies by falling throughput.
-    """
-
+    # ``full`` keeps the number of requests in the system constant; ``arrivals`` replays arrival
+    # times.
     mode: Mode
     requests: int
-    steps: int
-    all: tuple[Prospect, ...]
+    steps: int  # steps simulated with each policy, after a warm-up
+    all: tuple[Prospect, ...]  # policies by falling throughput
 
     @property
     def current(self) -> Prospect | None:

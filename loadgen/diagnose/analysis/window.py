@@ -23,18 +23,12 @@ _NUMBERED = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Part of a recording; seconds of the recording's clock.
+    """Part of a recording; seconds of the recording's clock."""
 
-    Attributes:
-        start_s: to skip from the first line on.
-        time_scale: wall seconds per engine second, as in ``evenstep emulate``.
-        listened_s: time that the recorder listened; None: taken from the lines.
-    """
-
-    start_s: float = 0.0
+    start_s: float = 0.0  # to skip from the first line on
     seconds: float = math.inf
-    time_scale: float = 1.0
-    listened_s: float | None = None
+    time_scale: float = 1.0  # wall seconds per engine second, as in ``evenstep emulate``
+    listened_s: float | None = None  # time that the recorder listened; None: taken from the lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,50 +56,39 @@ class Window:
     """S steps of a group of G workers; times are engine seconds since the window's start.
 
     Steps that took no time, or in which no worker counts, are left out.
-
-    Attributes:
-        source: ``serve`` or ``observe``.
-        policy, dispatch: in force; None: another router balanced.
-        changes: policy changes in the span; the window begins with the last one.
-        levels: calibrated power levels of a worker's GPUs.
-        end_s, step_s: shape (S,), end and duration of each step.
-        loads: shape (S, G), KV tokens; 0 for workers that do not count.
-        counted: shape (S, G), whether a worker counts: it is up and reports its state.
-        prompts: shape (S, G), prompt tokens computed in the step; 0 if the recording has none.
-        tokens: shape (S,), output tokens; in recordings without them, the running requests.
-        pool, queued: shape (S,), requests waiting in the router, and in the engines.
-        together: shape (S,), whether all busy workers made the step together.
-        waited_s: shape (S,), time waited for the fullest worker, timed by engines; NaN: not timed.
-        power_w: shape (S, G), NaN where unknown.
-        requests: requests that ended in the window, by arrival; their dispatch does not use the
-            window's clock.
-        complete: whether the recording has all its lines; False also if it breaks off within one.
     """
 
     group: str
     others: tuple[str, ...]
-    source: str
+    source: str  # ``serve`` or ``observe``
+    # policy, dispatch: in force; None: another router balanced.
     policy: str | None
     dispatch: Dispatch | None
+    # Policy changes in the span; the window begins with the last one.
     changes: tuple[PolicyChange, ...]
-    levels: PowerLevels | None
+    levels: PowerLevels | None  # calibrated power levels of a worker's GPUs
     workers: tuple[RecordedWorker, ...]
     elapsed_s: float
     time_scale: float
+    # end_s, step_s: shape (S,), end and duration of each step.
     end_s: Floats
     step_s: Floats
-    loads: Ints
-    counted: Flags
+    loads: Ints  # shape (S, G), KV tokens; 0 for workers that do not count
+    counted: Flags  # shape (S, G), whether a worker counts: it is up and reports its state
     running: Ints
-    prompts: Ints
-    tokens: Ints
+    prompts: Ints  # shape (S, G), prompt tokens computed in the step; 0 if the recording has none
+    tokens: Ints  # shape (S,), output tokens; in recordings without them, the running requests
+    # pool, queued: shape (S,), requests waiting in the router, and in the engines.
     pool: Ints
     queued: Ints
-    together: Flags
+    together: Flags  # shape (S,), whether all busy workers made the step together
+    # Shape (S,), time waited for the fullest worker, timed by engines; NaN: not timed.
     waited_s: Floats
-    power_w: Floats
+    power_w: Floats  # shape (S, G), NaN where unknown
     preemptions: int
+    # Requests that ended in the window, by arrival; their dispatch does not use the window's clock.
     requests: tuple[RequestLine, ...]
+    # Whether the recording has all its lines; False also if it breaks off within one.
     complete: bool
 
     @property
