@@ -84,11 +84,7 @@ METHODS = {
 
 
 class EngineView:
-    """View of a vLLM scheduler, after the scheduler's own constructor; PlugInError as in ``check``.
-
-    Attributes:
-        lockstep: whether its steps are those of a data-parallel group (mixture of experts).
-    """
+    """A vLLM scheduler, after the scheduler's own constructor; PlugInError as in ``check``."""
 
     def __init__(self, scheduler: Any) -> None:
         check(scheduler)
@@ -104,7 +100,7 @@ class EngineView:
             None if backend in EXECUTORS else f"the executor {backend}",
             parallel.assigned_physical_gpu_ids,
         )
-        # For dense models vLLM configures each engine as a single one.
+        # Steps are those of a group with mixture of experts; of dense models each engine is alone.
         self.lockstep = int(parallel.data_parallel_size) > 1
         self.slots = int(getattr(scheduler, first_name(scheduler, SLOTS)))
         # Whether it proposes tokens, so that requests gain several in a step.

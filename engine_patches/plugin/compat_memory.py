@@ -40,15 +40,11 @@ _PROBE = "evenstep"
 
 
 class KvMemory:
-    """The memory of a scheduler, after the scheduler's own constructor.
-
-    Attributes:
-        blocks_total: blocks of the pool that all groups share.
-    """
+    """The memory of a scheduler, after the scheduler's own constructor."""
 
     def __init__(self, scheduler: Any) -> None:
         self._manager = manager = scheduler.kv_cache_manager
-        # One block is a placeholder that no request gets.
+        # Of the pool that all groups share; one block is a placeholder that no request gets.
         self.blocks_total = int(manager.block_pool.num_gpu_blocks) - 1
         # Number of these that admission leaves free while requests run.
         self.watermark = int(manager.watermark_blocks)

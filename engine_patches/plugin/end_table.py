@@ -41,18 +41,15 @@ def _arrays(file: int, rows: int) -> tuple[Ints, Floats]:
 
 
 class EndWriter:
-    """The workers' end; ``rows``: maximum number of requests that run at once.
-
-    Attributes:
-        numbers: number of the request in each row; 0: free.
-        probabilities: averaged probability that the next token is the last, by row; nan: not known.
-    """
+    """The workers' end; ``rows``: maximum number of requests that run at once."""
 
     def __init__(self, path: Path, rows: int) -> None:
         path.unlink(missing_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
         file = os.open(path, flags, 0o600)
         os.truncate(file, rows * _ROW_BYTES)
+        # Of each row: its request's number (0: free), and the averaged probability that the next
+        # token is the last (nan: not known).
         self.numbers, self.probabilities = _arrays(file, rows)
         self._seen = np.zeros(rows, np.int64)
         self._free = list(range(rows))

@@ -31,11 +31,11 @@ UNREAD_MESSAGES = 1000
 class _Reported(msgspec.Struct, omit_defaults=True):
     """Fields of ``types.Snapshot`` that an engine reports after a step."""
 
-    step: int
+    step: int  # the barrier step that has just ended; repeated if something else changed
     time_s: float
-    step_s: float
-    finished: Sequence[str] = ()
-    preempted: Sequence[str] = ()
+    step_s: float  # 0 if the number is repeated
+    finished: Sequence[str] = ()  # ended since the last report, whether they ran or only waited
+    preempted: Sequence[str] = ()  # lost their slot since the last report and wait again
     waiting: int = 0
     waiting_tokens: int = 0
     slots: int = DEFAULT_SLOTS
@@ -54,14 +54,7 @@ class _Reported(msgspec.Struct, omit_defaults=True):
 
 
 class StepReport(_Reported):
-    """The whole state of one worker after one step.
-
-    Attributes:
-        step: number of the barrier step that has just ended; repeated if something else changed.
-        step_s: 0 if the number is repeated.
-        finished: ids that ended since the last report, whether they ran or only waited.
-        preempted: ids that lost their slot since the last report and wait again.
-    """
+    """The whole state of one worker after one step."""
 
     # Running requests; also those that ended with this step, unless they gained one token.
     rows: Sequence[Row] = ()

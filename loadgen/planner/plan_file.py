@@ -62,11 +62,7 @@ class ServerTable(_Table):
 
 
 class ModelTable(_Table):
-    """The model: its config.json, or its numbers.
-
-    Attributes:
-        blocks and the rest: as in ``ModelNumbers``.
-    """
+    """The model: its config.json, or its numbers as in ``ModelNumbers``."""
 
     name: str = Field(min_length=1)  # model argument of ``vllm serve``
     # Hugging Face config.json or a folder with one, relative to the TOML file.

@@ -59,11 +59,8 @@ def compare(
     InputError: the file is no diagnosis, it predicted nothing for this policy, or the present
     measurement has no figures.
 
-    Args:
-        earlier: what ``evenstep diagnose --json`` wrote to the file ``name`` before the switch.
-        found: present findings.
-        in_force: policy and dispatch; None: unknown, taken to be the advised ones.
-        name: of the file.
+    ``earlier`` is what ``evenstep diagnose --json`` wrote to the file ``name`` before the switch;
+    policy and dispatch ``in_force``, if they are unknown, are taken to be the advised ones.
     """
     now = found.waiting.figures
     if now is None:
