@@ -140,8 +140,10 @@ MEMORY = row(
     lines(
         "Prompt tokens of a step",
         "Most that the router tells engines (--prompt-budget), and the least that engines keep to; "
-        "0 where one keeps to no such bound, as it takes none or a rank was not told.",
+        "0 where one keeps to no such bound, as it takes none or a rank was not told. One of so "
+        "many steps has prompts.",
         Query(f"sum by (group, by) (evenstep_prompt_budget_tokens{{{GROUP}}})", "{{group}} {{by}}"),
+        Query(f"sum by (group) (evenstep_prompt_window_steps{{{GROUP}}})", "{{group}} steps"),
     ),
     lines(
         "Held at the engine's door",

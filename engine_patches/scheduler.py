@@ -79,7 +79,9 @@ class EvenstepMixin:
             gate.open(0 if prompts is None else prompts.tokens)
         began_s = time.perf_counter()
         try:
-            output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+            output = super().schedule(  # type: ignore[misc]
+                *((True,) if prompts is not None and prompts.holds else args), **kwargs
+            )
         finally:
             if gate is not None:
                 gate.close()

@@ -25,6 +25,7 @@ LEAST = "sync_kv_cache_memory_size"
 BOUNDS = (
     "max_num_scheduled_tokens",
     "num_spec_tokens",
+    "prefill_capacity_bound",
     "scheduler_config.enable_chunked_prefill",
     "scheduler_config.long_prefill_token_threshold",
 )
@@ -65,11 +66,22 @@ class PromptTokens:
         """
         scheduler = self._scheduler
         tokens = max(tokens, 1 + scheduler.num_spec_tokens)
-        decoding = sum(map(decode_tokens, scheduler.running))
-        scheduler.max_num_scheduled_tokens = min(self._step_tokens, decoding + tokens)
+        scheduler.max_num_scheduled_tokens = min(self._step_tokens, self._decoding + tokens)
         # A prompt ahead of requests in decode leaves theirs.
         chunk = min(self._chunk or tokens, tokens)
         scheduler.scheduler_config.long_prefill_token_threshold = chunk
+
+    def hold(self) -> None:
+        """Let the next step compute no prompts; ``schedule`` must be told to throttle them.
+
+        It would not with requests left waiting, nor where none decodes here.
+        """
+        self._scheduler.max_num_scheduled_tokens = min(self._step_tokens, self._decoding)
+        self._scheduler.prefill_capacity_bound = False
+
+    @property
+    def _decoding(self) -> int:
+        return sum(map(decode_tokens, self._scheduler.running))
 
     def free(self) -> None:
         """Restore vLLM's own bounds."""
@@ -81,8 +93,8 @@ def watch_group_steps(ended: Callable[[int, Callable[[int], int]], None]) -> Non
     """Call ``ended`` after each step of a data-parallel group, on all ranks after the same ones.
 
     It gets the step's number, counted alike on all ranks from the last time that all were idle, and
-    a function that returns the least of what the ranks give it. All must call it. If a rank of the
-    group does not watch its steps, none is told of any.
+    0 if all are now; and a function that returns the least of what the ranks give it. All must call
+    it. If a rank of the group does not watch its steps, none is told of any.
 
     Raises:
         PlugInError: this version of vLLM does not tell.
@@ -107,7 +119,7 @@ def watch_group_steps(ended: Callable[[int, Callable[[int], int]], None]) -> Non
         if together is None:
             together = _all_join(core)
         if together:
-            ended(core.step_counter, partial(least, core.dp_group))
+            ended(goes_on and core.step_counter, partial(least, core.dp_group))
         return goes_on
 
     setattr(engine, STEP_END, told)

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from engine_patches.plugin.harmless import harmless
-from engine_patches.stream.prompt_leases import AGREE_STEPS, PromptLeases
+from engine_patches.stream.prompt_leases import AGREE_STEPS, NO_BUDGET, PromptLeases
+from router.core.step_time import StepBudget
+from router.core.wire import MOST_EVERY
 
 _ends_bound = harmless("the prompt budget ends here; the engine goes on without it")
 
@@ -20,6 +22,8 @@ class BoundedSteps(Protocol):
     """As ``compat_prompts.PromptTokens``."""
 
     def bound(self, tokens: int) -> None: ...
+
+    def hold(self) -> None: ...
 
     def free(self) -> None: ...
 
@@ -41,35 +45,47 @@ class PromptBound:
     ) -> None:
         self.failed = False
         self.leases = PromptLeases()
-        self._tokens = 0
+        self._budget = NO_BUDGET
+        self._number = 0  # of the last step
         self._steps = steps
         self._lockstep = lockstep
         self._clock = clock
 
     @property
     def tokens(self) -> int:
-        """The budget in force; 0: none."""
-        return 0 if self.failed else self._tokens
+        """The budget in force, of steps with prompts; 0: none."""
+        return 0 if self.failed else self._budget.tokens
+
+    @property
+    def holds(self) -> bool:
+        """Whether the next step computes no prompts."""
+        return self.tokens > 0 and not self._budget.at(self._number)
 
     def stepped(self, number: int, least: Callable[[int], int]) -> None:
         """Note the end of a group's step; see ``watch_group_steps``.
 
         An engine that failed takes part: otherwise the others would wait for it.
         """
-        if number % AGREE_STEPS == 1:
-            self._tokens = least(self._told())
+        self._number = number
+        if not number or number % AGREE_STEPS == 1:
+            tokens, every = self._told()
+            agreed = divmod(least(tokens * MOST_EVERY + every), MOST_EVERY)
+            self._budget = StepBudget(*agreed)
 
     @_ends_bound
     def open(self) -> None:
         """Bound the step that is scheduled next."""
         if not self._lockstep:
-            self._tokens = self._told()
-        if self._tokens:
-            self._steps.bound(self._tokens)
+            self._budget = self._told()
+            self._number += 1
+        if self.holds:
+            self._steps.hold()
+        elif self.tokens:
+            self._steps.bound(self.tokens)
 
     def close(self) -> None:
         """Restore vLLM's own bounds after the step is scheduled, or could not be."""
         self._steps.free()
 
-    def _told(self) -> int:
-        return 0 if self.failed else self.leases.tokens(self._clock())
+    def _told(self) -> StepBudget:
+        return NO_BUDGET if self.failed else self.leases.least(self._clock())

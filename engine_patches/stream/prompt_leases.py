@@ -5,10 +5,14 @@ The vLLM plug-in and the emulator use ``PromptLeases``.
 
 from collections.abc import Mapping
 
+from router.core.step_time import StepBudget
 from router.core.wire import BUDGET_LEASE_S, BudgetMessage
 
 AGREE_STEPS = 8
 """Ranks behind a barrier agree on a budget after the first of so many steps."""
+
+
+NO_BUDGET = StepBudget(0)
 
 
 class PromptLeases:
@@ -29,10 +33,10 @@ class PromptLeases:
             held[told.router] = told
         self._held = held
 
-    def tokens(self, now_s: float) -> int:
-        """The smallest budget held; 0: none is."""
-        held = [one.tokens for one in self._held.values() if _holds(one, now_s)]
-        return min(held, default=0)
+    def least(self, now_s: float) -> StepBudget:
+        """The smallest budget held; ``NO_BUDGET``: none is."""
+        held = [one for one in self._held.values() if _holds(one, now_s)]
+        return min((StepBudget(one.tokens, one.every) for one in held), default=NO_BUDGET)
 
 
 def _holds(told: BudgetMessage, now_s: float) -> bool:

@@ -22,6 +22,7 @@ from loadgen.engine.engine import Engine
 from loadgen.engine.kv_handoff import Fetch, KeptKv
 from loadgen.engine.request import EngineRequest
 from loadgen.engine.stepping import WorkerModel, WorkerStep
+from router.core.step_time import StepBudget
 
 
 class EmulatedWorker:
@@ -73,11 +74,11 @@ class EmulatedWorker:
         by_identity = {id(choice.answer): choice.answer for choice in self._choices.values()}
         return list(by_identity.values())
 
-    def bound_prompts(self, tokens: int) -> None:
-        """Keep to a budget of routers besides the worker's own; 0: to that alone."""
+    def bound_prompts(self, budget: StepBudget, step: int) -> None:
+        """Keep a step to a budget of routers besides the worker's own."""
         own = self.settings.features.prompt_budget
-        self.model.prompt_budget = tokens
-        self.model.engine.prompt_budget = min(own or tokens, tokens) if tokens else own
+        self.model.prompt_budget, tokens = budget.tokens, budget.at(step)
+        self.model.engine.prompt_budget = min(own or tokens, tokens) if budget.tokens else own
 
     async def until_answering(self) -> None:
         await self._answering.wait()

@@ -16,6 +16,7 @@ from loadgen.engine.engine_state import IDLE, state_of
 from loadgen.engine.prefix_cache import Cleared, Removed, Stored
 from loadgen.engine.request import EngineRequest
 from loadgen.engine.stepping import WorkerModel, WorkerStep
+from router.core.step_time import StepBudget
 from router.core.wire import request_token
 
 
@@ -77,9 +78,9 @@ class StateStream:
             self._publisher.poll()
 
     @property
-    def told_prompt_budget(self) -> int:
-        """By routers, now; 0: none."""
-        return self._leases.tokens(time.time())
+    def told_prompt_budget(self) -> StepBudget:
+        """By routers, now."""
+        return self._leases.least(time.time())
 
     def beat(self) -> None:
         if self._publisher is not None and not self._silent:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from engine_patches.stream.prompt_leases import AGREE_STEPS
+from engine_patches.stream.prompt_leases import AGREE_STEPS, NO_BUDGET
 from engine_patches.stream.publisher import HEARTBEAT_S
 from loadgen.emulator.emulated_worker import EmulatedWorker
 from loadgen.emulator.record import StepRecord
@@ -53,7 +53,8 @@ class Stepper:
         self._time_scale = time_scale
         self._lateness = lateness
         self._record = record
-        self._prompt_budget = 0
+        self._prompt_budget = NO_BUDGET
+        self._rested = 0  # steps before the last rest
         self._changed = asyncio.Event()
         for worker in workers:
             worker.on_change = self._changed.set
@@ -65,6 +66,7 @@ class Stepper:
             while True:
                 if not self.group.unfinished:
                     await self._sleep()
+                    self._rested = self.group.steps
                     due_s = time.monotonic()
                 due_s = await self._step(timer, due_s)
         finally:
@@ -127,9 +129,10 @@ class Stepper:
         """As the plug-in: a worker alone by what it is told, ranks by the least of it."""
         workers = [worker for worker in self._workers.values() if worker.model.live]
         if len(self._workers) == 1 or self.group.steps % AGREE_STEPS == 1:
-            self._prompt_budget = min((one.stream.told_prompt_budget for one in workers), default=0)
+            told = (worker.stream.told_prompt_budget for worker in workers)
+            self._prompt_budget = min(told, default=NO_BUDGET)
         for worker in workers:
-            worker.bound_prompts(self._prompt_budget)
+            worker.bound_prompts(self._prompt_budget, self.group.steps - self._rested)
 
     def _end(self, step: Step, late: float) -> None:
         wall_s = time.time()

@@ -16,6 +16,10 @@ tell of it.
   than the TTFT target allows: by Little's law, more than arrive within the target. If they are
   twice as many for long, steps become longer than the TPOT target.
 
+Where a is large, small pieces are inefficient: one step of several then takes a large piece, the
+others none. Of the windows that keep the TPOT target in the mean, the one is taken that spends the
+largest share of the time on prompt tokens.
+
 The rule is our own.
 """
 
@@ -25,7 +29,7 @@ import math
 from dataclasses import dataclass
 
 from router.core.errors import ConfigError
-from router.core.step_time import StepTime
+from router.core.step_time import StepBudget, StepTime
 
 PROMPTS_SHARE = 3.0
 """Time of a step's prompts, in that of the rest of the step, from which on larger pieces are worse.
@@ -41,12 +45,19 @@ _LEAST_SHARE = 0.125
 _MOST_RAISED = 4.0
 # First tokens are late for good where they take so many times their target.
 _LATE = 2.0
-# Bounds of the correction by which the mean meets the target, and what a step's error moves it.
-_CORRECTION, _CORRECTS = (0.5, 2.0), 1e-3
+# Least part of a target that is planned for.
+_LEAST_PART = 0.5
+# Most of the correction by which the mean meets the target, and what a step's error moves it.
+_MOST_CORRECTION, _CORRECTS = 2.0, 1e-3
 _MEMORY_S = 120.0
 # A step misses a TPOT target alone if it is longer by this factor: loads grow while a budget holds.
-# The share that may miss it, what one moves the margin, and how far.
-_SLACK, _MISSES, _MOVES, _LEAST_MARGIN = 1.02, 0.05, 0.02, 0.5
+# The share that may miss it, and what one moves the margin.
+_SLACK, _MISSES, _MOVES = 1.02, 0.05, 0.02
+# Steps of a window; only the longest lets so few steps miss the target. A longer one makes requests
+# wait: it must spend so many times as much time on prompt tokens. There are windows only where any
+# prompts add at least this part of the rest of a step.
+_WINDOWS: tuple[int, ...] = (2, 4, 8, 20)
+_PAYS, _INEFFICIENT = 1.1, 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,38 +116,60 @@ class PromptBudget:
         # Of the last minutes; older steps count less.
         self._steps = self._seconds = self._tokens = self._firsts = self._unstarted_s = 0.0
         self._correction = self._margin = self._raised = 1.0
-        self._tpot_s = targets.tpot_s
+        self._tpot_s = self._mean_s = math.inf
+        self._windows: tuple[int, ...] = ()
+        self._every, self._tried = 1, False
         self._prompts_s = self._prompt_token_s = 0.0
 
-    def after(self, seen: StepSeen, cost: StepTime | None) -> int | None:
+    def after(self, seen: StepSeen, cost: StepTime | None) -> StepBudget | None:
         """Budget of the coming step; None: the engines' own, where a prompt's cost is unknown."""
         self._remember(seen)
         if cost is None or not cost.per_prompt_token_s:
             return None
-        self._prompts_s, self._prompt_token_s = cost.prompts_s(seen.before_tokens)
-        self._raised, tpot_s = 1.0, self._targets.tpot_s
+        any_s, self._prompt_token_s = cost.prompts_s(seen.before_tokens)
+        # Steps of windows do not tell it: they have large pieces alone.
+        self._prompts_s = any_s if self._every == 1 else max(any_s, self._prompts_s)
+        self._raised, self._windows = 1.0, _WINDOWS[-1:]
+        tpot_s = self._targets.tpot_s or math.inf
         # Requests that may wait for their first token, by Little's law.
         allowed = (self._targets.ttft_s or 0.0) * self._rate(self._firsts)
         if allowed > 0:
             self._raised = _raised(seen.unstarted / allowed)
-            if tpot_s is not None:
-                late = self._rate(self._unstarted_s) / allowed
-                tpot_s *= _raised(late / _LATE)
-                self._correct(seen, tpot_s)
-                tpot_s *= self._correction
-        elif tpot_s is not None:
-            tpot_s *= self._keep(seen.step_s > _SLACK * tpot_s)
-        self._tpot_s = tpot_s
-        return self.tokens(seen.rest_s)
+            late = self._rate(self._unstarted_s) / allowed
+            tpot_s *= _raised(late / _LATE)
+            self._correct(seen, tpot_s)
+            self._windows = _WINDOWS
+            self._mean_s = self._tpot_s = tpot_s * self._correction
+        else:
+            self._mean_s = tpot_s
+            self._tpot_s = tpot_s * self._keep(seen.step_s > _SLACK * tpot_s)
+        # What makes all steps miss the target may be what any prompts add: windows tell it.
+        least = self._tpot_s <= _LEAST_PART * tpot_s
+        self._tried = not cost.rest_known and (least or self._tried)
+        chosen = self.of(seen.rest_s)
+        self._every = chosen.every
+        return chosen
 
-    def tokens(self, rest_s: float) -> int:
+    def of(self, rest_s: float) -> StepBudget:
         """Budget of a worker alone whose step takes ``rest_s`` without prompts."""
-        prompts_s = PROMPTS_SHARE * rest_s
-        if self._tpot_s is not None:
-            prompts_s = min(prompts_s, self._tpot_s - rest_s)
+        every, most_s = 1, PROMPTS_SHARE * rest_s
+        prompts_s = min(most_s, self._tpot_s - rest_s)
+        if rest_s and (self._tried or self._prompts_s >= _INEFFICIENT * rest_s):
+            once_s = prompts_s if self._tried else min(most_s, self._mean_s - rest_s)
+            share = self._share(1, rest_s, once_s)
+            mean_s = max(_LEAST_SHARE * rest_s, self._mean_s - rest_s)
+            for longer in self._windows:
+                longer_s = min(most_s, longer * mean_s)
+                spent = self._share(longer, rest_s, longer_s)
+                if spent > _PAYS * share:
+                    every, prompts_s, share = longer, longer_s, spent
         tokens_s = max(_LEAST_SHARE * rest_s, self._raised * prompts_s - self._prompts_s)
         most = tokens_s / self._prompt_token_s if self._prompt_token_s else math.inf
-        return max(1, int(min(self._most, most, _MOST_TOKENS)))
+        return StepBudget(max(1, int(min(self._most, most, _MOST_TOKENS))), every)
+
+    def _share(self, every: int, rest_s: float, prompts_s: float) -> float:
+        """Of the time, spent on prompt tokens, where one of so many steps has prompts."""
+        return max(0.0, prompts_s - self._prompts_s) / (every * rest_s + prompts_s)
 
     def _rate(self, total: float) -> float:
         return total / self._seconds if self._seconds else 0.0
@@ -152,7 +185,7 @@ class PromptBudget:
     def _keep(self, missed: bool) -> float:
         """Follow the part of the target to plan for, so that few steps miss it."""
         moved = self._margin + _MOVES * (_MISSES - missed)
-        self._margin = min(1.0, max(_LEAST_MARGIN, moved))
+        self._margin = min(1.0, max(_LEAST_PART, moved))
         return self._margin
 
     def _correct(self, seen: StepSeen, tpot_s: float) -> None:
@@ -160,9 +193,8 @@ class PromptBudget:
         usual = self._tokens / self._steps
         weight = min(2.0, seen.output_tokens / usual) if usual else 0.0
         error = max(-_MOST_RAISED, 1 - seen.step_s / tpot_s)
-        least, most = _CORRECTION
         moved = self._correction + _CORRECTS * weight * error
-        self._correction = min(most, max(least, moved))
+        self._correction = min(_MOST_CORRECTION, max(_LEAST_PART, moved))
 
 
 def _raised(share: float) -> float:

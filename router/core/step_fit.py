@@ -74,6 +74,7 @@ class FittedStepTime(StepTime):
             predicted best; empty: the four alone.
         decode_error, prompt_error: median error of predicting a step before it was learned, as a
             share of it, of steps without and with prompts; None: too few.
+        judged: whether steps of both kinds have told which of ``EXTRAS`` predict better.
     """
 
     intervals: tuple[tuple[float, float], ...] = ((0.0, 0.0),) * 4
@@ -82,6 +83,7 @@ class FittedStepTime(StepTime):
     predicting: tuple[float, ...] = ()
     decode_error: float | None = None
     prompt_error: float | None = None
+    judged: bool = False
 
     @property
     def extras(self) -> dict[str, float]:
@@ -94,6 +96,10 @@ class FittedStepTime(StepTime):
             return self.seconds(load_tokens, requests)
         base, token, request, _, _, _, graph = self.predicting
         return base + token * load_tokens + request * requests + graph * graph_size(batch)
+
+    @property
+    def rest_known(self) -> bool:
+        return self.judged
 
     def prompts_s(self, before_tokens: float) -> tuple[float, float]:
         if not self.predicting:
@@ -233,6 +239,7 @@ class StepFit:
             predicting=tuple(costs[self._kept].tolist()) if self._kept else (),
             decode_error=_median(self._recent[self._recent[:, -1] == 0, self._kept]),
             prompt_error=_median(self._recent[self._recent[:, -1] > 0, self._kept]),
+            judged=bool(self._judged.sum() >= _JUDGED_STEPS and self._judged.min() >= LEAST_STEPS),
         )
 
 

@@ -29,6 +29,17 @@ class Work(NamedTuple):
     prompt_tokens: float = 0.0
 
 
+class StepBudget(NamedTuple):
+    """Most prompt tokens of a worker in one step of ``every``; none in the others."""
+
+    tokens: int
+    every: int = 1
+
+    def at(self, step: int) -> int:
+        """Most prompt tokens of a step, by the steps before it."""
+        return 0 if step % self.every else self.tokens
+
+
 @dataclass(frozen=True, slots=True)
 class StepTime:
     """Time of a worker's step.
@@ -66,6 +77,11 @@ class StepTime:
     def prompts_s(self, before_tokens: float) -> tuple[float, float]:
         """What any prompts add to a step, and each of their tokens, with so many before it."""
         return 0.0, self.per_prompt_token_s
+
+    @property
+    def rest_known(self) -> bool:
+        """Whether enough steps without prompts have shown what any prompts add."""
+        return True
 
     @property
     def numbers(self) -> tuple[float, float, float, float]:

@@ -27,6 +27,9 @@ MOST_BYTES = 4 << 20
 BUDGET_LEASE_S = 5.0
 """How long an engine keeps a router's prompt budget without a newer one."""
 
+MOST_EVERY = 256
+"""Above the number of steps of which one has prompts."""
+
 _LONGEST_REASON = 200
 
 
@@ -61,12 +64,14 @@ class BudgetMessage(msgspec.Struct, frozen=True, tag_field="kind", tag="prompt_b
         router: id of the router's run.
         epoch: of the engine.
         seen_s: ``time_s`` of the engine's newest snapshot there; the lease begins then.
+        every: prompts are computed in the first of so many steps; the others compute none.
     """
 
     router: Name
     epoch: Name
     seen_s: Amount
     tokens: Annotated[int, Meta(ge=1, le=1 << 32)]
+    every: Annotated[int, Meta(ge=1, lt=MOST_EVERY)] = 1
     version: int = SCHEMA_VERSION
 
 

@@ -25,7 +25,7 @@ from router.core.state.cluster import Cluster
 from router.core.state.group import Group
 from router.core.state.short_misses import sooner_at
 from router.core.stats import TokenStats
-from router.core.step_time import StepTime
+from router.core.step_time import StepBudget, StepTime
 from router.core.types import Dispatch, Outcome, Phase, Request, WorkerSpec
 from router.dispatch.group_queue import (
     DispatchSettings,
@@ -120,7 +120,7 @@ class Dispatcher:
             for queue in self.queues.values():
                 queue.bound_prompts_by(rule)
 
-    def prompt_budget(self, worker_id: str) -> int | None:
+    def prompt_budget(self, worker_id: str) -> StepBudget | None:
         return self._queue_of[worker_id].prompts.of(worker_id)
 
     def read_before_rounds(self, incoming: Incoming) -> None:

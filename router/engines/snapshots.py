@@ -22,6 +22,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from router.core.errors import ConfigError, SnapshotError
 from router.core.events import SnapshotReceived
+from router.core.step_time import StepBudget
 from router.core.types import Snapshot, WorkerSpec
 from router.core.wire import BudgetMessage, decode, encode, epoch_of
 from router.engines.curve_keys import KeyPair
@@ -70,7 +71,7 @@ class SnapshotClient:
         keys: KeyPair | None = None,
         up: Callable[[str], bool] = lambda _: True,
         awaited: Callable[[], bool] = lambda: True,
-        prompt_budget: Callable[[str], int | None] = lambda _: None,
+        prompt_budget: Callable[[str], StepBudget | None] = lambda _: None,
     ) -> None:
         self.received = 0
         self.received_bytes = 0
@@ -289,10 +290,10 @@ class SnapshotClient:
         self._ask_if_wanted(stream)
 
     def _tell_budget(self, stream: Stream, snapshot: Snapshot) -> None:
-        tokens = self._prompt_budget(stream.name)
-        if tokens is None or not stream.owes_budget(tokens, snapshot):
+        budget = self._prompt_budget(stream.name)
+        if budget is None or not stream.owes_budget(budget, snapshot):
             return
-        told = BudgetMessage(self._router, snapshot.epoch, snapshot.time_s, tokens)
+        told = BudgetMessage(self._router, snapshot.epoch, snapshot.time_s, *budget)
         with suppress(zmq.Again):  # an earlier message is still queued
             stream.dealer.send(encode(told), zmq.NOBLOCK)
             stream.told = told

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import zmq
 
 from router.core.errors import ConfigError
+from router.core.step_time import StepBudget
 from router.core.types import Snapshot, WorkerSpec
 from router.core.wire import BUDGET_LEASE_S, BudgetMessage, full_endpoint
 from router.engines.worker_identity import foreign_stream
@@ -144,15 +145,15 @@ class Stream:
             f"that {costs}: leave slots out, or set it to {slots}, unless this is intended"
         )
 
-    def owes_budget(self, tokens: int, snapshot: Snapshot) -> bool:
+    def owes_budget(self, budget: StepBudget, snapshot: Snapshot) -> bool:
         told = self.told
         if told is None or told.epoch != snapshot.epoch:
             return True
         age_s = snapshot.time_s - told.seen_s
         if not -BUDGET_LEASE_S < age_s < _RENEWED_S:  # or its clock was set back
             return True
-        changed = abs(tokens - told.tokens) > _CHANGED_SHARE * told.tokens
-        return changed and age_s >= _CHANGED_S
+        changed = abs(budget.tokens - told.tokens) > _CHANGED_SHARE * told.tokens
+        return (changed or budget.every != told.every) and age_s >= _CHANGED_S
 
     def _connections(self) -> Iterable[tuple[Socket, str]]:
         return (self.channel.socket, self.endpoint), (self.dealer, full_endpoint(self.endpoint))

@@ -33,7 +33,8 @@ def _admissions(group: Group) -> dict[str, float]:
 def _prompt_budgets(group: Group) -> dict[str, float]:
     feeds = [worker.feed for worker in group.live_workers() if worker.feed is not None]
     kept = [feed.prompt_budget for feed in feeds if feed.prompt_budget is not None]
-    found = {"router": group.prompt_budget, "engines": min(kept, default=None)}
+    told = group.prompt_budget and group.prompt_budget.tokens
+    found = {"router": told, "engines": min(kept, default=None)}
     return {by: tokens for by, tokens in found.items() if tokens is not None}
 
 
@@ -152,6 +153,11 @@ GROUP_ROWS: Sequence[Row[Group]] = (
         "least that engines kept to in their last steps, 0 where one had no such bound.",
         _prompt_budgets,
         "by",
+    ),
+    Row(
+        "evenstep_prompt_window_steps",
+        "Steps of which the router lets one compute prompts; 1: each may.",
+        lambda group: group.prompt_budget.every if group.prompt_budget else 1,
     ),
     Row(
         "evenstep_workers_draining",

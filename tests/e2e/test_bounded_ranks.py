@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import zmq
 
 from router.core.types import Snapshot
+from router.core.wire import BudgetMessage, encode, full_endpoint
 from tests.support.fleet import Fleet, running_fleet, worker_flags
 from tests.support.rank_steps import SnapshotLog, reading
 from tests.support.server import running_router, wait_until
@@ -90,6 +92,29 @@ def test_ranks_keep_one_budget_whatever_routers_do(tmp_path: Path) -> None:
             assert one.prompt_budget in (0, 100, 200, 300)
             assert one.scheduled_prefill_tokens <= (one.prompt_budget or 2048)
     assert max(one.scheduled_prefill_tokens for one in ranks[0].values()) > 300
+
+
+def test_in_windows_the_same_steps_of_all_ranks_compute_prompts(tmp_path: Path) -> None:
+    with (
+        running_fleet(tmp_path, *FLEET, "--no-prefix-caching") as fleet,
+        reading(endpoints(fleet)) as log,
+        prompts(fleet),
+        zmq.Context() as context,
+    ):
+        wait_for(log, 0)
+        for endpoint, told in zip(endpoints(fleet), log.snapshots, strict=True):
+            with context.socket(zmq.DEALER) as dealer:
+                dealer.connect(full_endpoint(endpoint))
+                message = BudgetMessage("r", told[-1].epoch, told[-1].time_s, 300, every=4)
+                dealer.send(encode(message))
+        wait_for(log, 300)
+        wait_for(log, 0)
+    open_steps = set()
+    for told in log.snapshots:
+        bounded = [one for one in steps(told).values() if one.prompt_budget == 300]
+        assert len(bounded) > 20
+        open_steps |= {one.step % 4 for one in bounded if one.scheduled_prefill_tokens}
+    assert len(open_steps) == 1
 
 
 def test_steps_keep_the_target_while_prompts_come(tmp_path: Path) -> None:

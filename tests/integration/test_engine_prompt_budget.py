@@ -1,7 +1,4 @@
-"""Two real vLLM ranks that step together, while prompts of 2,000 tokens arrive beside decoding.
-
-Medians are compared: single steps take longer where other processes need the cores.
-"""
+"""Two real vLLM ranks that step together, while prompts of 2,000 tokens arrive beside decoding."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -83,9 +80,9 @@ def ask_prompts(router: Server, log: SnapshotLog, first: int) -> Steps:
     return steps(log, since)
 
 
-def with_prompts_s(made: Steps, least: int = 1) -> float:
-    """Median length of steps with so many prompt tokens."""
-    return median(step_s for step_s, tokens in made if tokens >= least)
+def kept(made: Steps, target_s: float) -> float:
+    """Share of the steps that are no longer."""
+    return sum(step_s <= target_s for step_s, _ in made) / len(made)
 
 
 def test_steps_keep_a_target_that_vllms_default_misses(group: Group, tmp_path: Path) -> None:
@@ -94,13 +91,16 @@ def test_steps_keep_a_target_that_vllms_default_misses(group: Group, tmp_path: P
             since = log.snapshots[0][-1].step
             further = since + 200
             wait_until(lambda: log.snapshots[0][-1].step > further, WAIT_S, "200 steps of decoding")
-            target_s = ALLOWED * median(step_s for step_s, _ in steps(log, since))
+            alone = steps(log, since)
+            target_s = ALLOWED * median(step_s for step_s, _ in alone)
             with routing(group, tmp_path) as router:
                 default = ask_prompts(router, log, 0)
             auto = ("--prompt-budget", "auto", "--target-tpot", f"{target_s:.6f}")
             with routing(group, tmp_path, *auto) as router:
                 rounds = 1
-                while not log.snapshots[0][-1].prompt_budget:  # it learns what prompts cost
+                told = False
+                while not told:  # it learns what prompts cost, and that steps with few miss it
+                    told = bool(log.snapshots[0][-1].prompt_budget)
                     ask_prompts(router, log, rounds * PROMPTS)
                     rounds += 1
                 bounded = ask_prompts(router, log, rounds * PROMPTS)
@@ -109,11 +109,10 @@ def test_steps_keep_a_target_that_vllms_default_misses(group: Group, tmp_path: P
         assert len({one.prompt_budget for one in both}) == 1, number
         assert all(one.scheduled_prefill_tokens <= (one.prompt_budget or 2048) for one in both)
     assert overtakings([rank_steps(list(told)) for told in log.snapshots]) == []
-    bounded_s, default_s = with_prompts_s(bounded), with_prompts_s(default, PROMPT_TOKENS // 2)
-    assert bounded_s < default_s
-    assert target_s < default_s
-    if bounded_s > target_s:
-        pytest.xfail(f"not kept yet on real ranks: {bounded_s:.4f} s, target {target_s:.4f} s")
+    shares = [kept(made, target_s) for made in (alone, default, bounded)]
+    assert shares[1] < min(0.9, shares[2])
+    if shares[2] < 0.9:
+        pytest.xfail(f"not kept on these cores; without prompts, by default, bounded: {shares}")
 
 
 def test_outputs_are_the_same_under_a_budget(group: Group, tmp_path: Path) -> None:

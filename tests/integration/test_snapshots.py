@@ -14,6 +14,7 @@ from engine_patches.stream.publisher import SnapshotPublisher, StepReport
 from router.core.errors import ConfigError
 from router.core.events import SnapshotReceived
 from router.core.state.cluster import Cluster
+from router.core.step_time import StepBudget
 from router.core.types import MOST_ENDED, MOST_RUNNING, WorkerSpec
 from router.core.wire import MOST_BYTES, BudgetMessage, decode_budget, encode
 from router.engines.snapshots import SnapshotClient
@@ -34,7 +35,7 @@ class Router:
             self.arrived.put_nowait,
             lambda _: self.wanted,
             lambda: 42.0,
-            prompt_budget=lambda _: 512,
+            prompt_budget=lambda _: StepBudget(512, 4),
         )
 
     async def next(self) -> SnapshotReceived:
@@ -85,7 +86,7 @@ async def test_a_budget_is_told_to_engines_that_take_it(engine: Engine, router: 
     while not (message := (await engine.requests.recv_multipart())[-1]):
         pass  # the full snapshot was asked for again
     told = decode_budget(message)
-    assert (told.epoch, told.seen_s, told.tokens) == ("epoch", 10.1, 512)
+    assert (told.epoch, told.seen_s, told.tokens, told.every) == ("epoch", 10.1, 512, 4)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +107,11 @@ def test_a_budget_is_told_again(tokens: int, time_s: float, epoch: str, owed: bo
     """In time before its lease ends, and when it has changed by much."""
     unused: Any = None
     stream = Stream(WorkerSpec("w", "http://h:1"), None, "ipc://x", unused, unused)
-    assert stream.owes_budget(512, delta(1))
+    assert stream.owes_budget(StepBudget(512), delta(1))
     stream.told = BudgetMessage("r", "epoch", 10.0, 512)
-    assert stream.owes_budget(tokens, replace(delta(2, epoch), time_s=time_s)) is owed
+    assert stream.owes_budget(StepBudget(tokens), replace(delta(2, epoch), time_s=time_s)) is owed
+    changed = replace(delta(2, epoch), time_s=10.06)
+    assert stream.owes_budget(StepBudget(512, 20), changed), "windows are another budget"
 
 
 async def test_a_gap_is_mended_by_a_full_snapshot(engine: Engine, endpoint: str) -> None:

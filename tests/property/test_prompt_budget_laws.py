@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_patches.plugin.prompt_bound import PromptBound
-from engine_patches.stream.prompt_leases import AGREE_STEPS
-from router.core.wire import BUDGET_LEASE_S, BudgetMessage
+from engine_patches.stream.prompt_leases import AGREE_STEPS, NO_BUDGET
+from router.core.step_time import StepBudget
+from router.core.wire import BUDGET_LEASE_S, MOST_EVERY, BudgetMessage
 
 RANKS = 3
 LATE_S = (0.0, 0.0, 0.5, BUDGET_LEASE_S - 0.01, BUDGET_LEASE_S, 60.0)
@@ -19,28 +20,32 @@ class Rank:
 
     def __init__(self, skew_s: float) -> None:
         self.now_s = 1000.0 + skew_s
-        self.in_step = 0
+        self.in_step: int | None = None
         self.prompts = PromptBound(self, lockstep=True, clock=lambda: self.now_s)
 
     @property
-    def told(self) -> int:
-        return self.prompts.leases.tokens(self.now_s)
+    def told(self) -> StepBudget:
+        return self.prompts.leases.least(self.now_s)
 
     def hear(self, message: Mapping[str, Any]) -> None:
         """A message that was lost, late, or repeated."""
         seen_s = max(0.0, self.now_s - message["late_s"])
-        told = BudgetMessage(message["router"], "e", seen_s, message["tokens"])
+        told = BudgetMessage(message["router"], "e", seen_s, message["tokens"], message["every"])
         for _ in range(message["times"]):
             self.prompts.leases.take(told, self.now_s)
 
-    def step(self) -> int:
-        self.in_step = 0
+    def step(self) -> int | None:
+        """Most prompt tokens; None: as vLLM decides."""
+        self.in_step = None
         self.prompts.open()
         self.prompts.close()
         return self.in_step
 
     def bound(self, tokens: int) -> None:
         self.in_step = tokens
+
+    def hold(self) -> None:
+        self.in_step = 0
 
     def free(self) -> None: ...
 
@@ -57,18 +62,25 @@ class Collective:
         return self._result
 
 
+def packed(budget: StepBudget) -> int:
+    return budget.tokens * MOST_EVERY + budget.every
+
+
 MESSAGE = st.fixed_dictionaries(
     {
         "rank": st.integers(0, RANKS - 1),
         "router": st.sampled_from(["one", "two", "dead"]),
         "tokens": st.integers(1, 4096),
+        "every": st.sampled_from([1, 1, 2, 20]),
         "late_s": st.sampled_from(LATE_S),
         "times": st.integers(0, 2),
     }
 )
-# Of each step: messages before it, then how long each rank takes.
+# Of each step: messages before it, how long each rank takes, and whether all are idle then.
 STEP = st.tuples(
-    st.lists(MESSAGE, max_size=6), st.lists(st.floats(0, 2), min_size=RANKS, max_size=RANKS)
+    st.lists(MESSAGE, max_size=6),
+    st.lists(st.floats(0, 2), min_size=RANKS, max_size=RANKS),
+    st.sampled_from([False] * 9 + [True]),
 )
 
 
@@ -77,20 +89,23 @@ STEP = st.tuples(
     st.lists(STEP, min_size=1, max_size=5 * AGREE_STEPS),
 )
 def test_all_ranks_have_one_budget_in_each_step(
-    skews: Sequence[float], steps: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[float]]]
+    skews: Sequence[float],
+    steps: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[float], bool]],
 ) -> None:
-    ranks, agreed = [Rank(skew_s) for skew_s in skews], 0
-    for number, (messages, times_s) in enumerate(steps, start=1):
+    ranks, agreed, number = [Rank(skew_s) for skew_s in skews], NO_BUDGET, 0
+    for messages, times_s, idle in steps:
+        bound = agreed.at(number) if agreed.tokens else None
+        number = 0 if idle else number + 1
         for message in messages:
             ranks[message["rank"]].hear(message)
         for rank, time_s in zip(ranks, times_s, strict=True):
-            assert rank.step() == agreed
+            assert rank.step() == bound
             rank.now_s += time_s
         least = min(rank.told for rank in ranks)
-        collective = Collective(least)
+        collective = Collective(packed(least))
         for rank in ranks:
             rank.prompts.stepped(number, collective.least)
-        assert collective.joined in ([], [rank.told for rank in ranks])
+        assert collective.joined in ([], [packed(rank.told) for rank in ranks])
         if collective.joined:
             agreed = least
 
@@ -100,10 +115,10 @@ def test_a_lease_ends_by_itself(messages: Sequence[Mapping[str, Any]], waited_s:
     rank = Rank(0.0)
     for message in messages:
         rank.hear(message)
-    held = [m["tokens"] for m in messages if m["times"] and m["late_s"] < BUDGET_LEASE_S]
-    assert rank.told in (held or [0])
+    held = [m for m in messages if m["times"] and m["late_s"] < BUDGET_LEASE_S]
+    assert rank.told in ([(m["tokens"], m["every"]) for m in held] or [NO_BUDGET])
     before = rank.told
     rank.now_s += waited_s
-    assert before <= rank.told or not rank.told
+    assert before <= rank.told or rank.told == NO_BUDGET
     rank.now_s += BUDGET_LEASE_S
-    assert rank.told == 0
+    assert rank.told == NO_BUDGET

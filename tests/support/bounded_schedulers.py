@@ -18,14 +18,15 @@ def bounded(
     scheduler = make.make(flavour, **sizes, prompt_budget=True, **settings)
     driver = Driver(scheduler, ahead, kept=lambda: rng.randint(0, drafts))
     schedule, own = scheduler.schedule, scheduler.max_num_scheduled_tokens
-    seen = dict.fromkeys(("steps", "at_the_bound", "mixed", "free", "preempted", "tokens"), 0)
+    counts = "steps", "at_the_bound", "mixed", "free", "held", "preempted", "tokens"
+    seen = dict.fromkeys(counts, 0)
 
     def checked() -> Any:
         budget = rng.choice((0, 1, 7, 40, 100))
         # The clock goes on between two messages; none is sent where none is to hold.
         scheduler._prompts.leases._held = {}
         if budget:
-            told = BudgetMessage("r", "", time.time(), budget)
+            told = BudgetMessage("r", "", time.time(), budget, rng.choice((1, 1, 2, 3)))
             scheduler._prompts.leases.take(told, time.time())
         decoding = {one.request_id for one in scheduler.running if decode_tokens(one)}
         output = schedule()
@@ -34,10 +35,13 @@ def bounded(
         scheduled, lost = output.num_scheduled_tokens, output.preempted_req_ids or set()
         assert decoding <= scheduled.keys() | lost
         prompts = sum(tokens for id_, tokens in scheduled.items() if id_ not in decoding)
-        bound = max(budget, 1 + drafts) if budget else own
+        held = scheduler._prompts.holds
+        bound = 0 if held else max(budget, 1 + drafts) if budget else own
         assert prompts <= bound, (prompts, budget)
         seen["steps"] += 1
-        seen["at_the_bound"] += prompts == bound
+        seen["at_the_bound"] += prompts == bound > 0
+        waits = scheduler.waiting or len(scheduled) < len(scheduler.running)
+        seen["held"] += bool(held and decoding and waits)
         seen["mixed"] += bool(prompts and decoding)
         seen["free"] += budget == 0 and prompts > 100
         seen["preempted"] += len(lost)

@@ -370,6 +370,7 @@ class FakeScheduler:
         self.requests: dict[str, Request] = {}
         self.finished_req_ids: set[str] = set()
         self.max_num_scheduled_tokens = 8192
+        self.prefill_capacity_bound = False
         self.scheduler_config = SimpleNamespace(
             long_prefill_token_threshold=0, enable_chunked_prefill=True
         )

@@ -153,6 +153,10 @@ class _Simulation:
         domain.deliver(every=not any(rank.engine.unfinished for rank in ranks))
         if not any(rank.engine.unfinished for rank in ranks):
             return
+        if (budget := self._budget) is not None:
+            for rank in ranks:
+                chosen = budget.of(rank.worker_id)
+                rank.engine.prompt_budget = chosen and chosen.at(domain.step)
         # Without a request that decodes, nothing gains from a step without prompts.
         prefill = domain.step in config.prefill_window or not any(rank.decodes for rank in ranks)
         domain.schedules = [rank.begin(now_s, prefill=prefill) for rank in ranks]
@@ -184,14 +188,9 @@ class _Simulation:
         self._recorder.step(now_s, seconds, domain.needed_s, domain.rows, generated, preempted)
         self._decider.learn(step_complete=complete)
         if complete and self._budget is not None:
-            self._bound_prompts(self._budget)
+            self._budget.step_ended()
+            self._decider.refresh()
         self._round(now_s)
-
-    def _bound_prompts(self, budget: GroupBudget) -> None:
-        budget.step_ended()
-        self._decider.refresh()
-        for rank in self._ranks:
-            rank.engine.prompt_budget = budget.of(rank.worker_id)
 
     def _account(self, rank: Rank, now_s: float) -> None:
         for request in rank.entered:

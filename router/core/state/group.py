@@ -29,7 +29,7 @@ from router.core.state.short_misses import fetched_or_cached
 from router.core.state.step_watch import ClosedStep, Said
 from router.core.state.worker import Worker
 from router.core.step_fit import FittedStepTime
-from router.core.step_time import StepTime
+from router.core.step_time import StepBudget, StepTime
 from router.core.types import PAUSED, Dispatch, Hits, PoolState, Request, WorkerSpec, WorkerView
 
 
@@ -54,8 +54,8 @@ class Group:
         # What the live workers have cached of a prompt, instead; None: as told.
         self.prefix_hits: Hits | None = None
         self._hit_record = HitRecord()
-        # Most prompt tokens of any worker in a step; None: the engines' own bound.
-        self.prompt_budget: int | None = None
+        # The largest of any worker; None: the engines' own bound.
+        self.prompt_budget: StepBudget | None = None
         if serves is not None:
             serves.prefills = self
         self.workers: dict[str, Worker] = {}
@@ -139,8 +139,8 @@ class Group:
     @property
     def shown(self) -> Shown:
         feeds = [worker.feed for worker in self._live if worker.feed is not None]
-        chunk = self.prompt_budget or max((feed.chunk_tokens for feed in feeds), default=0)
-        chunk = chunk or DEFAULT_CHUNK
+        told = max((feed.chunk_tokens for feed in feeds), default=0)
+        chunk = self.prompt_budget.tokens if self.prompt_budget else told or DEFAULT_CHUNK
         attended = [feed.windows for feed in feeds if feed.windows]
         windows = [window for window in max(attended, default=()) if window]
         elsewhere = (steps := self.every_step).entered > 0 and not steps.prompt_tokens

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from router.core.prompt_budget import PromptBudget, StepSeen
 from router.core.state.barrier import StepTotals
 from router.core.state.group import Group
+from router.core.step_time import StepBudget
 
 
 class GroupBudget:
@@ -17,12 +18,13 @@ class GroupBudget:
     def __init__(self, group: Group, budget: PromptBudget | int | None) -> None:
         self._group = group
         self._budget = budget if isinstance(budget, PromptBudget) else None
-        self._own: Mapping[str, int] = {}
+        self._own: Mapping[str, StepBudget] = {}
         self._counted = StepTotals()
         self._before_tokens = 0.0  # of a prompt token of the last step that computed any, mean
-        group.prompt_budget = budget if isinstance(budget, int) else None
+        group.prompt_budget = StepBudget(budget) if isinstance(budget, int) else None
 
-    def of(self, worker_id: str) -> int | None:
+    def of(self, worker_id: str) -> StepBudget | None:
+        """Of a worker's coming steps; in windows only while requests decode that gain by it."""
         return self._own.get(worker_id, self._group.prompt_budget)
 
     def step_ended(self) -> bool:
@@ -34,6 +36,7 @@ class GroupBudget:
         told = [(each, each.feed) for each in group.live_workers() if each.feed is not None]
         batch = max((feed.running for _, feed in told), default=0)
         rests_s, firsts, unstarted, context = dict[str, float](), 0, group.waiting, 0.0
+        decoding = {each.spec.id for each, feed in told if feed.running > feed.computing}
         for worker, feed in told:
             if cost is not None:
                 rests_s[worker.spec.id] = cost.rest_s(feed.resident_tokens, feed.running, batch)
@@ -48,8 +51,13 @@ class GroupBudget:
         chosen, self._own = budget.after(seen, cost), {}
         if not rests_s:  # no engine tells of its steps, so none takes budgets
             chosen = None
-        elif cost is not None and chosen is not None and group.barrier is False:
-            self._own = {i: budget.tokens(own_s) for i, own_s in rests_s.items()}
+        elif chosen is not None and group.barrier is False:
+            own = {i: budget.of(own_s) for i, own_s in rests_s.items()}
+            self._own = {
+                i: one if i in decoding else StepBudget(one.tokens) for i, one in own.items()
+            }
             chosen = max(self._own.values())
+        elif chosen is not None and not decoding:
+            chosen = StepBudget(chosen.tokens)
         group.prompt_budget = chosen
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from router.core.errors import ConfigError
 from router.core.prompt_budget import PromptBudget, StepSeen, Targets
 from router.core.step_fit import FittedStepTime
-from router.core.step_time import StepTime
+from router.core.step_time import StepBudget, StepTime
 
 # 10 ms without prompts; a prompt token takes 0.1 ms.
 COST = StepTime(10e-3, per_prompt_token_s=1e-4)
@@ -46,7 +47,7 @@ def test_where_the_cost_of_prompts_is_unknown_engines_keep_their_own(cost: StepT
     ],
 )
 def test_the_budget_of_a_step(targets: Targets, most: int | None, tokens: int) -> None:
-    assert PromptBudget(targets, most).after(seen(), COST) == tokens
+    assert PromptBudget(targets, most).after(seen(), COST) == StepBudget(tokens)
 
 
 def test_what_any_prompts_add_leaves_less_for_their_tokens() -> None:
@@ -54,13 +55,74 @@ def test_what_any_prompts_add_leaves_less_for_their_tokens() -> None:
     best = (10e-3, 0.0, 0.0, 1e-4, 1e-7, 5e-3, 0.0)
     cost = FittedStepTime(10e-3, per_prompt_token_s=1.5e-4, predicting=best)
     after = StepSeen(0.02, 10, 1, 0, REST_S, before_tokens=1000.0)
-    assert PromptBudget(Targets(tpot_s=0.025)).after(after, cost) == 50
+    assert PromptBudget(Targets(tpot_s=0.025)).after(after, cost) == StepBudget(50)
     free = FittedStepTime(10e-3, per_prompt_token_s=1e-4, predicting=(*best[:3], 0, 0, 5e-3, 0))
-    assert PromptBudget(Targets(tpot_s=0.025), 2048).after(after, free) == 2048
+    assert PromptBudget(Targets(tpot_s=0.025), 2048).after(after, free) == StepBudget(2048)
+
+
+# Beside the 10 ms any prompts add 5, and each token .01.
+UNEVEN = FittedStepTime(
+    10e-3, per_prompt_token_s=1e-5, predicting=(10e-3, 0.0, 0.0, 1e-5, 0.0, 5e-3, 0.0)
+)
+
+
+@pytest.mark.parametrize(
+    ("targets", "budget"),
+    [
+        (Targets(), (2500, 1)),
+        (Targets(ttft_s=1.0), (2500, 1)),
+        (Targets(tpot_s=0.05), (2500, 1)),
+        (Targets(tpot_s=0.02), (500, 1)),
+        (Targets(tpot_s=0.015), (2500, 20)),
+        (Targets(tpot_s=0.011), (2000, 20)),
+        (Targets(1.0, 0.02), (1500, 2)),
+        (Targets(1.0, 0.013), (1900, 8)),
+    ],
+    ids=[
+        "none: nobody has asked for short steps",
+        "first tokens alone: each step",
+        "tokens: three times R in each step",
+        "what is left in each step suffices",
+        "nothing is left in each step: three times R in one of twenty",
+        "an eighth of R on average where the target leaves less",
+        "both: shorter windows, as the mean alone is to keep the target",
+        "no shorter one has room for many tokens",
+    ],
+)
+def test_windows_where_any_prompts_add_much(targets: Targets, budget: tuple[int, int]) -> None:
+    chosen = PromptBudget(targets).after(seen(0.01), UNEVEN)
+    assert chosen == pytest.approx(budget, rel=0.01)
+
+
+def test_windows_do_not_tell_what_any_prompts_add() -> None:
+    """All prompts come in large pieces then, so that their tokens may seem to cost it."""
+    budget, seems = PromptBudget(Targets(tpot_s=0.015)), StepTime(10e-3, 0, 0, 1.2e-5)
+    known, kept = [budget.after(seen(), each) for each in (seems, UNEVEN, seems)][-2:]
+    assert known == pytest.approx((2500, 20), abs=1)
+    assert kept == pytest.approx((25e-3 / 1.2e-5, 20), abs=1)
+    light = StepSeen(0.01, 10, 1, 0, 5e-3)
+    again = [budget.after(each, seems) for each in (light, seen())]
+    assert [each.every for each in again if each is not None] == [1, 1]
+
+
+def test_where_all_steps_miss_the_target_windows_tell_what_any_prompts_add() -> None:
+    """As long as hardly a step is without prompts, what they add seems to be the rest of a step."""
+    unknown, known = FittedStepTime(10e-3, 0, 0, 1e-5), replace(UNEVEN, judged=True)
+    budget = PromptBudget(Targets(tpot_s=0.012))
+    made = [budget.after(seen(0.016), unknown) for _ in range(30)]
+    every = [each.every for each in made if each is not None]
+    assert every == [1] * 26 + [20] * 4
+    after = budget.after(seen(0.016), known)
+    assert after is not None
+    assert after.every == 20
+    other = PromptBudget(Targets(tpot_s=0.012))
+    for _ in range(30):
+        other.after(seen(0.016), unknown)
+    assert other.after(seen(0.016), replace(unknown, judged=True)) == pytest.approx((125, 1), 1)
 
 
 def test_there_is_always_some_room_for_prompts() -> None:
-    assert PromptBudget(Targets(tpot_s=1e-3)).after(seen(), StepTime(1e-2, 0, 0, 1.0)) == 1
+    assert PromptBudget(Targets(tpot_s=1e-3)).after(seen(), StepTime(1e-2, 0, 0, 1.0)) == (1, 1)
 
 
 @pytest.mark.parametrize(("unstarted", "tokens"), [(50, 300), (100, 600), (900, 1200)])
@@ -68,12 +130,12 @@ def test_more_prompts_while_more_wait_than_arrive_within_the_target(
     unstarted: int, tokens: int
 ) -> None:
     """One first token in each step of 20 ms: 50 within a second."""
-    assert PromptBudget(Targets(ttft_s=1.0)).after(seen(unstarted=unstarted), COST) == tokens
+    assert PromptBudget(Targets(ttft_s=1.0)).after(seen(unstarted=unstarted), COST) == (tokens, 1)
 
 
 def test_before_the_first_token_nothing_is_late() -> None:
     budget = PromptBudget(Targets(ttft_s=1.0, tpot_s=0.025))
-    assert budget.after(seen(unstarted=900, firsts=0), COST) == 150
+    assert budget.after(seen(unstarted=900, firsts=0), COST) == (150, 1)
 
 
 def steps(targets: Targets, waiting: Iterator[int], count: int) -> list[float]:
@@ -81,9 +143,10 @@ def steps(targets: Targets, waiting: Iterator[int], count: int) -> list[float]:
     budget, made, step_s = PromptBudget(targets), list[float](), REST_S
     for _ in range(count):
         unstarted = next(waiting)
-        tokens = budget.after(seen(step_s, unstarted), COST)
-        assert tokens is not None
-        step_s = REST_S + (tokens * COST.per_prompt_token_s if unstarted else 0.0)
+        chosen = budget.after(seen(step_s, unstarted), COST)
+        assert chosen is not None
+        assert chosen.every == 1
+        step_s = REST_S + (chosen.tokens * COST.per_prompt_token_s if unstarted else 0.0)
         made.append(step_s)
     return made[count // 2 :]
 
@@ -103,9 +166,9 @@ def test_steps_that_vary_keep_a_target_of_tokens_alone_nineteen_times_in_twenty(
     budget, noise = PromptBudget(Targets(tpot_s=0.025)), cycle([0.9, 1.2, 1.0, 0.95, 1.05])
     made = [REST_S]
     for _ in range(4000):
-        tokens = budget.after(seen(made[-1]), COST)
-        assert tokens is not None
-        made.append(next(noise) * (REST_S + tokens * COST.per_prompt_token_s))
+        chosen = budget.after(seen(made[-1]), COST)
+        assert chosen is not None
+        made.append(next(noise) * (REST_S + chosen.tokens * COST.per_prompt_token_s))
     missed = [step_s > 1.02 * 0.025 for step_s in made[2000:]]
     assert sum(missed) / len(missed) == pytest.approx(0.05, abs=0.01)
     assert sum(made[2000:]) / 2000 > 0.8 * 0.025
@@ -128,7 +191,7 @@ def test_a_step_without_output_corrects_nothing() -> None:
 
 
 def test_a_first_step_of_no_time_is_harmless() -> None:
-    assert PromptBudget(Targets(1.0, 0.02)).after(seen(0.0), COST) == 100
+    assert PromptBudget(Targets(1.0, 0.02)).after(seen(0.0), COST) == (100, 1)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from engine_patches.plugin.compat_prompts import PromptTokens, watch_group_steps
 from engine_patches.plugin.prompt_bound import PromptBound
 from engine_patches.plugin.settings import PlugInError
-from router.core.wire import BUDGET_LEASE_S, BudgetMessage
+from router.core.wire import BUDGET_LEASE_S, MOST_EVERY, BudgetMessage
 from tests.support import plugin_engine
 from tests.support.plugin_engine import FakeScheduler, Request
 
@@ -22,14 +22,15 @@ class Bounded:
         steps = PromptTokens(self.scheduler)
         self.bound = PromptBound(steps, lockstep=lockstep, clock=lambda: self.now_s)
 
-    def told(self, tokens: int, router: str = "r", late_s: float = 0.0) -> None:
-        told = BudgetMessage(router, "e", self.now_s - late_s, tokens)
+    def told(self, tokens: int, router: str = "r", late_s: float = 0.0, every: int = 1) -> None:
+        told = BudgetMessage(router, "e", self.now_s - late_s, tokens, every)
         self.bound.leases.take(told, self.now_s)
 
     def step(self) -> tuple[int, int]:
         """What vLLM may compute in the next step: all tokens, and one request's."""
         self.bound.open()
         config = self.scheduler.scheduler_config
+        assert not (self.bound.holds and self.scheduler.prefill_capacity_bound)
         bounds = self.scheduler.max_num_scheduled_tokens, config.long_prefill_token_threshold
         self.bound.close()
         assert self.scheduler.max_num_scheduled_tokens == 8192
@@ -76,6 +77,31 @@ def test_requests_in_decode_keep_their_tokens() -> None:
     assert engine.step() == (71, 70), "its last token is under way"
 
 
+def test_in_a_window_only_one_step_computes_prompts() -> None:
+    engine = Bounded(lockstep=True)
+    for id_, prompt in (("a", 3), ("b", 30)):
+        engine.scheduler.add_request(Request(id_, prompt))
+    engine.scheduler.schedule()
+    engine.scheduler.prefill_capacity_bound = True
+    engine.told(70, every=4)
+    made = []
+    for number in range(1, 10):
+        engine.bound.stepped(number, lambda own: own)
+        made.append((engine.bound.holds, engine.step()))
+    closed, open_ = (True, (1, 0)), (False, (71, 70))
+    assert made == [closed, closed, closed, open_] * 2 + [closed]
+    assert engine.bound.tokens == 70
+    engine.bound.stepped(0, lambda own: own)
+    assert not engine.bound.holds, "the first step after a pause"
+
+
+def test_an_engine_alone_counts_its_own_steps() -> None:
+    engine = Bounded()
+    engine.told(70, every=2)
+    made = [(engine.step(), engine.bound.holds) for _ in range(4)]
+    assert made == [((0, 0), True), ((70, 70), False)] * 2
+
+
 def test_a_budget_leaves_room_for_a_draft_and_is_none_above_the_engines_own() -> None:
     scheduler = FakeScheduler(drafts=3)
     scheduler.scheduler_config.long_prefill_token_threshold = 512
@@ -109,12 +135,12 @@ def test_ranks_take_the_least_after_the_same_steps(monkeypatch: pytest.MonkeyPat
     core: Any = plugin_engine.DPEngineCoreProc
     monkeypatch.setattr(core, "_has_global_unfinished_reqs", core._has_global_unfinished_reqs)
     watch_group_steps(engine.bound.stepped)
-    rank = core(60, 90)
+    rank = core(*(tokens * MOST_EVERY + 1 for tokens in (60, 90)))
     engine.told(70)
     assert engine.step() == (8192, 0), "nothing is agreed on yet"
     assert rank._has_global_unfinished_reqs(True) is True
     assert engine.step() == (60, 60)
-    rank.dp_group = (0, 90)
+    rank.dp_group = (1, 90 * MOST_EVERY + 1)
     for _ in range(7):
         rank._has_global_unfinished_reqs(True)
         assert engine.step() == (60, 60)
@@ -152,7 +178,7 @@ def test_a_rank_that_failed_agrees_on_none(monkeypatch: pytest.MonkeyPatch) -> N
     engine.bound.open()
     assert (engine.bound.failed, engine.bound.tokens) == (True, 0)
     engine.bound.stepped(9, least)
-    assert given == [70, 0]
+    assert given == [70 * MOST_EVERY + 1, 1]
 
 
 def test_a_vllm_that_does_not_tell_of_steps_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,6 +272,7 @@ def test_the_prompt_budget_as_told_and_as_kept(bench: Bench) -> None:
         bench.dispatcher.apply(SnapshotReceived(worker, told, bench.now_s))
     samples = bench.scrape()
     assert samples["prompt_budget_tokens", ("router", "g")] == 512
+    assert samples["prompt_window_steps", ("g",)] == 1
     assert samples["prompt_budget_tokens", ("engines", "g")] == 0
 
 

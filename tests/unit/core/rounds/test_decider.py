@@ -29,8 +29,15 @@ from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.state.cluster import Cluster
 from router.core.state.foreign_load import Gauges
-from router.core.step_time import StepTime
-from router.core.types import Assignment, Content, Dispatch, Outcome, Request, WorkerSpec
+from router.core.step_time import StepBudget, StepTime
+from router.core.types import (
+    Assignment,
+    Content,
+    Dispatch,
+    Outcome,
+    Request,
+    WorkerSpec,
+)
 from tests.support.core import running, snapshot, token
 
 SLOTS = 4
@@ -160,7 +167,7 @@ def test_it_forecasts_by_the_present_step_time_from_now_on() -> None:
     life.cluster.fix_step_time(None)
     life.decider.follow()
     assert ahead.profile == WorkProfile(prefill_beta=PROMPT_RATIO), "nothing is learned yet"
-    life.cluster.groups["default"].prompt_budget = 300
+    life.cluster.groups["default"].prompt_budget = StepBudget(300)
     life.decider.refresh()
     assert ahead.profile.prefill_chunk == 300
     without = Life()

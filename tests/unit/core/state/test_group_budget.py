@@ -10,7 +10,8 @@ from router.core.prompt_budget import PromptBudget, StepSeen, Targets
 from router.core.state.cluster import Cluster
 from router.core.state.group import Group
 from router.core.state.group_budget import GroupBudget
-from router.core.step_time import StepTime
+from router.core.step_fit import FittedStepTime
+from router.core.step_time import StepBudget, StepTime
 from router.core.types import Request, WorkerSpec
 from tests.support.core import running, snapshot
 
@@ -22,7 +23,7 @@ class Witness(PromptBudget):
         super().__init__(Targets())
         self.seen: list[StepSeen] = []
 
-    def after(self, seen: StepSeen, cost: StepTime | None) -> int | None:
+    def after(self, seen: StepSeen, cost: StepTime | None) -> StepBudget | None:
         self.seen.append(seen)
         return super().after(seen, cost)
 
@@ -44,8 +45,9 @@ def test_what_a_budget_sees() -> None:
     (seen,) = budget.seen
     assert seen.unstarted == 2, "one in the pool, one whose prompt is computed"
     assert seen.rest_s == pytest.approx(10e-3 + 500e-6 + 1e-4), "prompt tokens to come hold no KV"
-    assert group.prompt_budget == int(3 * seen.rest_s / 1e-4)
-    assert group.profile(WorkProfile()).prefill_chunk == group.prompt_budget
+    tokens = int(3 * seen.rest_s / 1e-4)
+    assert group.prompt_budget == (tokens, 1)
+    assert group.profile(WorkProfile()).prefill_chunk == tokens
 
 
 def test_without_a_barrier_each_engine_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,11 +59,31 @@ def test_without_a_barrier_each_engine_has_its_own(monkeypatch: pytest.MonkeyPat
     budget.step_ended()
     rests_s = {"a": 10e-3 + 500e-6 + 1e-4, "b": 10e-3 + 205e-6 + 1e-4}
     for worker, rest_s in rests_s.items():
-        assert budget.of(worker) == int(3 * rest_s / 1e-4)
+        assert budget.of(worker) == (int(3 * rest_s / 1e-4), 1)
     assert group.prompt_budget == budget.of("a") == budget.of("c, untold")
     constant = GroupBudget(group, 77)
     assert not constant.step_ended()
-    assert constant.of("a") == constant.of("b") == 77
+    assert constant.of("a") == constant.of("b") == (77, 1)
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_windows_are_for_requests_that_decode(
+    barrier: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any prompts add 5 ms to 10, and the target leaves 3."""
+    best = (10e-3, 0.0, 0.0, 2**-17, 0.0, 5e-3, 0.0)
+    made = cluster(FittedStepTime(10e-3, per_prompt_token_s=2**-17, predicting=best))
+    group = made.groups["default"]
+    monkeypatch.setattr(Group, "barrier", barrier)
+    budget = GroupBudget(group, PromptBudget(Targets(tpot_s=13e-3)))
+    budget.step_ended()
+    tokens = int(25e-3 / 2**-17)
+    of = {worker: budget.of(worker) for worker in "ab"}
+    assert of == {"a": (tokens, 20 if barrier else 1), "b": (tokens, 20)}
+    assert group.prompt_budget == (tokens, 20)
+    made.apply(SnapshotReceived("b", snapshot("delta", 2, finished=("y",)), 0.0))
+    budget.step_ended()
+    assert budget.of("a") == group.prompt_budget == (tokens, 1)
 
 
 def test_where_no_engine_tells_of_its_steps_there_is_none() -> None:
@@ -91,9 +113,9 @@ def test_without_a_known_cost_there_is_no_budget() -> None:
 
 def test_a_budget_that_hardly_moves_leaves_the_forecast_as_it_is() -> None:
     group = cluster(COST).groups["default"]
-    group.prompt_budget = 400
+    group.prompt_budget = StepBudget(400)
     before = group.profile(WorkProfile())
-    group.prompt_budget = 410
+    group.prompt_budget = StepBudget(410)
     assert group.profile(before).prefill_chunk == 400
-    group.prompt_budget = 500
+    group.prompt_budget = StepBudget(500)
     assert group.profile(before).prefill_chunk == 500
