@@ -166,6 +166,8 @@ class Dispatcher:
             return None
         self._shared.incoming.read()
         worker_id = sooner_at(request, stage.decode.group)
+        for group in (stage.group, stage.decode.group):  # it may enter neither under this id
+            group.prefixes.forget(request.id)
         if worker_id is None:
             return None
         past = replace(request, group=stage.decode.group.name)
@@ -200,14 +202,17 @@ class Dispatcher:
         return ready, stage.decode.wait(ready, now)
 
     def prefill_again(self, request: Request, *failed_by: str) -> Again:
-        stage = self.queues[request.group].prefills
+        queue = self.queues[request.group]
+        stage = queue.prefills
         assert stage is not None
-        stage.stats.repeated_prefills += 1
-        return self._again(request, replace(request.again(*failed_by), group=stage.group.name))
+        stage.stats.repeated_prefills += request.computed
+        queue.stats.returned += not request.computed  # it was sent past
+        again = replace(request.again(*failed_by), group=stage.group.name, computed=False)
+        return self._again(request, again)
 
     def serve_whole(self, request: Request) -> Again:
         stage = self._stage(request.group)
-        whole = replace(request.again(), group=stage.decode.group.name)
+        whole = replace(request.again(), group=stage.decode.group.name, computed=False)
         if self.cluster.phase(request.id) is Phase.ENDED:  # the pool rejected it
             waiter = self.submit(whole)
         else:

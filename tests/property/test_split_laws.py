@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -15,7 +15,7 @@ from router.core.policies.baselines import PerRequest, fcfs
 from router.core.policies.policy_protocol import Policy
 from router.core.state.cluster import Cluster
 from router.core.state.prefill_worker import PrefillWorker
-from router.core.types import Assignment, Outcome, Phase, Request, WorkerSpec, WorkerView
+from router.core.types import Assignment, Dispatch, Outcome, Phase, Request, WorkerSpec, WorkerView
 from router.dispatch.dispatcher import Dispatcher
 from tests.support.core import request, snapshot
 from tests.support.dispatching import dispatch_settings, play
@@ -198,8 +198,23 @@ class Story:
         for name, phase in ((STAGE, Phase.PREFILLING), ("default", Phase.DECODING)):
             in_flight = sum(worker.in_flight for worker in groups[name].workers.values())
             assert phases.count(phase) == in_flight
+        for name, group in groups.items():
+            views = [worker.view(Dispatch.POOL) for worker in group.workers.values()]
+            pending = sum(view.pending_prompt_tokens for view in views)
+            assert pending == self.to_compute(name), "of prompts that nobody has computed"
         ready = len(self.port.deciders["default"].pool) + phases.count(Phase.PREFILLING)
-        assert ready <= POOL_LIMIT + self.returned, "prefill workers were not held back"
+        # A round sends a prompt to each of two workers.
+        assert ready <= POOL_LIMIT + 1 + self.returned, "prefill workers were not held back"
+
+    def to_compute(self, group: str) -> int:
+        sent = [one for one, _ in self.alive.values() if one.group == group and self.is_sent(one)]
+        if group == STAGE:
+            return sum(one.prompt_tokens for one in sent)
+        computes = self.policy.past | self.policy.whole
+        return sum(one.load_tokens for one in sent if one.id in computes)
+
+    def is_sent(self, asking: Request) -> bool:
+        return self.cluster.phase(asking.id) in (Phase.PREFILLING, Phase.DECODING)
 
     @property
     def kept_tokens(self) -> int:
@@ -227,6 +242,8 @@ class Story:
 
 
 @given(STEPS)
+@example([("submit", 0, True), ("go_on", 0, True), ("fail", 0, True)])
+@example([("slow", 1, True), ("slow", 6, True), ("submit", 0, True), ("fail", 0, True)])
 def test_no_request_is_lost_and_none_is_placed_by_an_estimate(
     steps: list[tuple[str, int, bool]],
 ) -> None:
