@@ -192,9 +192,10 @@ class Relay:
         if status >= HTTPStatus.BAD_REQUEST:
             self._look_at_status(status, header(response.headers, b"retry-after"))
         self._note_first_byte()
-        counted = tokens_of(body) if self._request.slots == 1 else None
-        if counted is not None:
+        if (counted := tokens_of(body)) is not None and self._request.slots == 1:
             self._context.port.apply(PromptCounted(self._request.id, *counted))
+        elif counted is not None:
+            self._progress(counted[1])  # else each answer would count as one token
         failed = status >= HTTPStatus.INTERNAL_SERVER_ERROR
         energy = [(ENERGY_HEADER, self._energy())] if self._request.metered else []
         self._end(Outcome.FAILED if failed else Outcome.COMPLETED)

@@ -286,11 +286,12 @@ async def test_what_an_engine_counts_in_a_prompt_is_learned(
     assert (rate.bytes_per_token < 2) is learned
 
 
-async def test_a_whole_answer_says_how_long_its_output_is(one: One) -> None:
+@pytest.mark.parametrize("answers", [1, 2])
+async def test_a_whole_answer_says_how_long_its_output_is(one: One, answers: int) -> None:
     router, engine = one
     recorder = Recorder(router.dispatcher.cluster, Setting("serve"), time.monotonic, 0.0)
     listener = recorder.listen()
-    asked = router.post(prompt="x")
+    asked = router.post(prompt=[1] * 9, n=answers)
     usage = {"prompt_tokens": 9, "total_tokens": 16, "completion_tokens": 7, "details": None}
     await (await engine.next()).answer(json.dumps({"text": "y", "usage": usage}).encode())
     await soon(asked)
