@@ -8,7 +8,7 @@ from router.access.key_files import check_keys, read_key
 from router.config.setting import DAY_S, IF_GIVEN, MOMENT_S, SettingGroup, Words, checked, setting
 from router.core.request_limits import DEFAULT_LIMITS
 from router.http.port import HttpLimits
-from router.proxy.model_tokenizer import ModelTokenizer
+from router.proxy.model_tokenizer import tokenizer_of
 
 _DEFAULTS = HttpLimits()
 
@@ -64,7 +64,7 @@ class RequestSettings(SettingGroup):
     @classmethod
     def _usable_tokenizers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for entry in value:
-            checked(ModelTokenizer, entry.rpartition("=")[2])
+            checked(tokenizer_of, entry.rpartition("=")[2])
         return value
 
     @field_validator("model_alias")

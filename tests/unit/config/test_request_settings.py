@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.setting_sources import load_settings
+from router.config.setting_sources import changed, load_settings
 from router.core.errors import ConfigError
 from tests.support.byte_tokenizer import byte_tokenizer
 
@@ -40,11 +40,19 @@ def test_tokenizers_are_read_at_the_start(tmp_path: Path) -> None:
     folder = byte_tokenizer(tmp_path)
     settings = load_settings({"tokenizer": f"{folder} org/llama={folder}"})
     assert settings.tokenizers == {"": str(folder), "org/llama": str(folder)}
-    (tmp_path / "chat_template.jinja").write_text("{% for %}")
-    for broken in (str(tmp_path), f"llama={tmp_path / 'absent'}"):
+    (other := tmp_path / "other").mkdir()
+    byte_tokenizer(other, "{% for %}")
+    for broken in (str(other), f"llama={tmp_path / 'absent'}"):
         with pytest.raises(ConfigError, match="--tokenizer") as caught:
             load_settings({"tokenizer": broken})
         assert broken.removeprefix("llama=") in str(caught.value)
+
+
+def test_other_settings_change_without_reading_a_tokenizer_again(tmp_path: Path) -> None:
+    folder = byte_tokenizer(tmp_path)
+    settings = load_settings({"tokenizer": str(folder)})
+    (folder / "tokenizer.json").unlink()
+    assert changed(settings, {"pool_size": 7}).pool_size == 7
 
 
 def test_a_tokenizer_needs_its_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
