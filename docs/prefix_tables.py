@@ -37,9 +37,9 @@ def _index_row(row: Figures) -> Row:
 def hot_prefix() -> str:
     """What a step costs while many requests wait whose common prefix is being computed."""
     figures = kept(_INDEX)
-    found, loads = figures["hot_prefix"], figures["load_averages"]
+    found, load = figures["hot_prefix"], max(figures["load_averages"])
     return (
-        f"Load averages were {min(loads):.0f} to {max(loads):.0f} on two cores. "
+        f"The load average was at most {load:.0f} on two cores. "
         f"While {found['waiting']:,} requests wait that share a prompt of 100,000 tokens and one "
         f"of {found['workers']} workers computes it, hearing a step of all workers takes "
         f"{found['step_heard_ms']:.1f} ms, asking for all requests {found['all_asked_ms']:.1f} ms, "

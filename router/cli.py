@@ -113,7 +113,7 @@ COMMANDS = {
     "simulate serving": _Command(
         RESEARCH,
         "loadgen.simulator.serving.serving_command:serving",
-        "Whole engines behind one barrier: prompts, prefix caches, KV memory.",
+        "Whole engines, behind one barrier or alone: prompts, prefix caches, KV memory.",
         "evenstep simulate serving --policy barrier_time --dispatch instant --json -",
     ),
     "simulate admission": _Command(

@@ -120,7 +120,7 @@ def read_admission(mapping: Mapping[str, object]) -> AdmissionSettings:
 
 
 def make_admission(settings: AdmissionSettings) -> Admission:
-    """Build a policy for one engine; ``strict`` warns."""
+    """Build a policy for one engine; warn if it is ``strict``."""
     if settings.strict:
         warnings.warn(WARNING, stacklevel=2)
     return ADMISSIONS[settings.policy].make(settings)

@@ -148,7 +148,7 @@ def _ready_file(record_file: Path) -> Path:
 
 
 def replay_arguments(plan: RunPlan, fleet: Fleet, url: str, report_file: Path) -> list[str]:
-    """Of ``evenstep``."""
+    """Command line of a run's replay, after ``evenstep``."""
     return [
         "replay",
         *("--url", url, "--trace", plan.trace),

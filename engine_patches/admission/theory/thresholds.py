@@ -197,7 +197,7 @@ def _settled(
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """Of given thresholds; ``nearest`` are the least valid ones, none below these."""
+    """Whether thresholds are valid; ``nearest``: the smallest valid ones, none below these."""
 
     thresholds: Thresholds
     conditions: tuple[Condition, ...]

@@ -111,9 +111,9 @@ class ServingOptions:
 def serving(options: ServingOptions) -> None:
     """Simulate whole engines, by default behind one barrier, in virtual time.
 
-    Workers compute prompts in chunks, cache prefixes and wait for the slowest at every step. The
-    live router's own code decides; it learns the step time from the steps. A Mooncake trace with
-    hash_ids brings the prefixes that prompts share; other traces share none:
+    Workers compute prompts in chunks and cache prefixes; at the barrier they wait for the slowest
+    at every step. The live router's own code decides; it learns the step time from the steps. A
+    Mooncake trace with hash_ids brings the prefixes that prompts share; other traces share none:
     evenstep simulate serving --policy barrier_time --dispatch instant --trace mooncake.jsonl.
     """
     result = simulate_serving(options.config())

@@ -28,7 +28,7 @@ def response_bounds(
 ) -> ResponseBounds:
     """Bounds by mu (a second and slot) and c of each chain, in any order, and lambda (a second).
 
-    At lambda = 0, the limit towards it.
+    At lambda = 0 they are the limit towards it.
     """
     each = np.repeat(np.asarray(rates, dtype=float), np.asarray(slots, dtype=int))
     each.sort()

@@ -1,7 +1,7 @@
 """Per-request rules for engines that compute prompts and cache prefixes themselves.
 
 They weigh the prompt tokens that a worker still has to compute, and those of a request that it has
-cached. Where nothing is known or guessed to be cached, nothing is.
+cached. What is neither known nor guessed to be cached counts as not cached.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class _Teller(NamedTuple):
 
 
 class _Guess(NamedTuple):
-    """What a worker was sent of which it tells nothing."""
+    """Prompts sent to a worker that does not tell what it has cached of such ones."""
 
     number: int
     sent: SentPrompts
@@ -120,7 +120,7 @@ class Prefixes:
         self.guessed_tokens = 0
         self._mute: set[str] = set()  # their snapshots tell no blocks
         self._numbers: dict[int, Rows] = {}  # of workers, by size of block
-        self._both: Rows = np.zeros((2, 0), np.int64)  # of those told, and guessed of texts
+        self._both: Rows = np.zeros((2, 0), np.int64)  # of workers told, and guessed for texts
         self._answers: dict[str, _Answer] = {}
         self._alike: dict[tuple[_Bound, ...], _Answer] = {}
         self._watched: dict[int, set[_Answer]] = {}
@@ -189,7 +189,7 @@ class Prefixes:
     ) -> None:
         """Apply a snapshot that is neither late nor a repetition.
 
-        Without ``texts`` it tells not of which prompts its blocks are.
+        Without ``texts`` it does not tell of which prompts its blocks are.
         """
         self._now_s = max(self._now_s, received_s)
         teller = self._tellers.get(worker_id)

@@ -160,7 +160,7 @@ class Group:
 
     @property
     def hits(self) -> Hits | None:
-        """None: nothing is known."""
+        """Tokens of a prompt that each live worker need not compute; None: nothing is known."""
         if self.prefills is None:
             return self._cached
         return partial(fetched_or_cached, self._cached, len(self._live))

@@ -19,7 +19,7 @@ from router.core.types import Dispatch, Request, Snapshot, WorkerSpec, WorkerVie
 MEMORY_SHARE = 0.9
 # While one chunk is computed, the next must be at hand.
 CHUNKS_AHEAD = 2
-# Of its steps with prompts this many count.
+# Steps with prompts after which an older one counts 1/e.
 _STEPS = 200
 
 

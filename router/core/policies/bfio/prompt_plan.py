@@ -7,9 +7,9 @@ Where workers compute prompts, a placement costs the time that it adds at the ba
 
 with beta = t_p / t_l. All waiting requests are planned, on busy workers too, since a request may be
 computed sooner behind others where its prefix is cached than at once where it is not. Only what a
-worker needs for its next step is sent. The rest waits in the router and is planned anew at the next
-step: late binding. The least cost goes first, less the time waited, so that short prompts do not
-wait for long ones and nobody waits for ever. The rule is our own.
+worker needs until the next round's requests arrive is sent. The rest waits in the router and is
+planned anew at the next step: late binding. The least cost goes first, less the time waited, so
+that short prompts do not wait for long ones and none waits for ever. The rule is our own.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _send(left: Sequence[Request], room: Room, profile: WorkProfile) -> None:
                 sent.add(row)
             else:
                 refused = True
-        # Whom a worker has no memory for, after all, may go to another.
+        # A request that a worker has no memory for, after all, may go to another.
         left = [request for row, request in enumerate(left) if row not in sent] if refused else []
 
 
