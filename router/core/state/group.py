@@ -54,7 +54,7 @@ class Group:
         # What the live workers have cached of a prompt, instead; None: as told.
         self.prefix_hits: Hits | None = None
         self._hit_record = HitRecord()
-        # The largest of any worker; None: the engines' own bound.
+        # The largest budget of a worker's step; None: the engines' own bound.
         self.prompt_budget: StepBudget | None = None
         if serves is not None:
             serves.prefills = self
