@@ -34,6 +34,7 @@ from router.core.rounds.decider import Decider
 from router.core.rounds.overcommit import Overcommit
 from router.core.state.cluster import Cluster
 from router.core.state.group_budget import GroupBudget
+from router.core.state.rates import SendDelay
 from router.core.types import Outcome, Request, WorkerSpec
 
 GROUP = "default"
@@ -129,6 +130,7 @@ class _Simulation:
         config = self._config
         group = self._cluster.groups[GROUP]
         group.prefix_hits = self._hits_of
+        group.rates.delay = SendDelay(config.dispatch_delay)
         for rank in self._ranks:
             self._cluster.apply(WorkerUp(rank.worker_id))
             snapshot = rank.snapshot(0.0, 0, 0.0, None)

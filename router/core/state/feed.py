@@ -55,6 +55,7 @@ class Feed:
     sequence: int = 0
     step: int = 0
     received_s: float = 0.0
+    step_s: float = 0.0  # how long the last step took
     slots: int = 0
     waiting: int = 0
     waiting_routed: int = 0  # part of ``waiting`` that may be this router's
@@ -108,6 +109,11 @@ class Feed:
     @property
     def running(self) -> int:
         return len(self._parts)
+
+    def steps_at(self, now_s: float | None) -> float:
+        """Steps that have ended, and how much of the next one is over if it is as long."""
+        begun_s = 0.0 if now_s is None else now_s - self.received_s
+        return self.step + (min(1.0, begun_s / self.step_s) if self.step_s else 0.0)
 
     def apply(self, snapshot: Snapshot, received_s: float) -> list[str] | None:
         """Tokens of routers' ended requests; None: the snapshot is late, and has no effect."""
@@ -199,6 +205,7 @@ class Feed:
         self.sequence = snapshot.sequence
         self.step = snapshot.step
         self.received_s = received_s
+        self.step_s = snapshot.step_s
         self.slots = snapshot.slots
         self.waiting = snapshot.waiting
         self.waiting_tokens = snapshot.waiting_tokens

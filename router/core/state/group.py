@@ -72,7 +72,7 @@ class Group:
         self._gone_gaps = self._gone_preemptions = 0  # of workers that have left
         self.ejections = 0
         self._breakers = breakers
-        self._rates = GroupRates()
+        self.rates = GroupRates()
         self._watched: set[str] = set()  # workers whose breakers may hold requests back
         self._live: list[Worker] = []
         self._live_ids: tuple[str, ...] = ()
@@ -197,7 +197,7 @@ class Group:
 
     @property
     def steps_under_way(self) -> int:
-        return self._rates.delay.steps
+        return self.rates.delay.steps
 
     def live_workers(self) -> Sequence[Worker]:
         return self._live
@@ -217,7 +217,7 @@ class Group:
         make = Worker if self.serves is None else PrefillWorker
         worker = make(spec, self._table.worker(), self.departures, self.token_rate)
         worker.breaker = Breaker(self._breakers)
-        worker.service = self._rates.join(spec.service_rate)
+        worker.service = self.rates.join(spec.service_rate)
         worker.hit_record = self._hit_record
         self.workers[spec.id] = worker
 
@@ -226,13 +226,13 @@ class Group:
         if (worker.spec.snapshots, worker.spec.kv_events) != (spec.snapshots, spec.kv_events):
             self.prefixes.lost(spec.id)
         worker.amend(spec)
-        self._rates.amend(worker.service, spec.service_rate)
+        self.rates.amend(worker.service, spec.service_rate)
 
     def remove(self, worker_id: str) -> None:
         self.lose_feed(worker_id)
         self.prefixes.lost(worker_id)
         worker = self.workers.pop(worker_id)
-        self._rates.leave(worker.service)
+        self.rates.leave(worker.service)
         assert worker.empty
         self._gone_gaps += worker.gaps
         self._gone_preemptions += worker.preemptions

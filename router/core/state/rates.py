@@ -24,20 +24,21 @@ class SendDelay:
     """Steps that an engine begins before a request that is sent to it arrives.
 
     When a step's end is known, its engine has begun the next: so one, until requests tell more. A
-    router or a network that is slow beside the steps makes it several.
+    router or a network that is slow beside the steps makes it several. What is sent at a step's end
+    counts: in the midst of a step it is half a step more, on the mean.
     """
 
-    def __init__(self) -> None:
-        self._mean = 1.0
+    def __init__(self, steps: int = 1) -> None:
+        self._mean = float(steps)
 
     @property
     def steps(self) -> int:
-        return round(self._mean)
+        return round(self._mean - 0.25)
 
-    def learn(self, steps: int) -> None:
-        """Learn from a request that nothing but its way held up; below 0 after a restart."""
-        if steps >= 0:
-            self._mean += (min(steps, _LONGEST_DELAY) - self._mean) / _DELAYS
+    def learn(self, steps: float) -> None:
+        """Learn from a request that nothing but its way held up; far below 0 after a restart."""
+        if steps >= -1:
+            self._mean += (min(max(0.0, steps), _LONGEST_DELAY) - self._mean) / _DELAYS
 
 
 class GroupRates:

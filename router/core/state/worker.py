@@ -51,8 +51,9 @@ class _InFlight:
     # Part of its prompt that the engine had cached when it was sent, if known.
     cached_tokens: int = 0
     compared: bool = True  # whether the engine has told the same, or nothing was known
-    # Last step of its engine when it was sent; None unless it could begin at once.
-    sent_at: int | None = None
+    # Steps of its engine, and part of the next one, until it was sent; None unless it could begin
+    # at once.
+    sent_at: float | None = None
     refused: bool = False
 
     @property
@@ -245,7 +246,7 @@ class Worker:
         flight.compared = cached_tokens is None
         if (feed := self.feed) is not None and feed.running and self.free_slots:
             ahead = feed.waiting or self._pending_prompt_tokens()
-            flight.sent_at = None if ahead else feed.step
+            flight.sent_at = None if ahead else feed.steps_at(now_s)
         self._in_flight[request.id] = flight
         if request.metered:
             self._asked.add(request.id)

@@ -84,3 +84,17 @@ def test_what_an_engine_shows_after_its_restart_tells_nothing() -> None:
         show(cluster, snapshot("full", 1, *told, epoch=f"b{number}"))
         cluster.apply(Ended(token(number), Outcome.COMPLETED))
     assert under_way(cluster) == 1
+
+
+@pytest.mark.parametrize(("over_s", "learned"), [(0.0, 3), (0.5, 3), (0.9, 2), (7.0, 2)])
+def test_the_part_of_a_step_that_was_over_does_not_count(over_s: float, learned: int) -> None:
+    cluster = cluster_of(WorkerSpec("a", "", slots=2))
+    for number in range(ENOUGH):
+        epoch = f"e{number}"
+        show(cluster, snapshot("full", 1, running("theirs"), step_s=1.0, epoch=epoch))
+        # ``show`` receives at 1 s.
+        send(cluster, request(number), now_s=1.0 + over_s)
+        told = running("theirs"), running(part(number))
+        show(cluster, snapshot("full", 5, *told, step_s=1.0, epoch=epoch))
+        cluster.apply(Ended(token(number), Outcome.COMPLETED))
+    assert under_way(cluster) == learned
