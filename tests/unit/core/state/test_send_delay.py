@@ -86,7 +86,7 @@ def test_what_an_engine_shows_after_its_restart_tells_nothing() -> None:
     assert under_way(cluster) == 1
 
 
-@pytest.mark.parametrize(("over_s", "learned"), [(0.0, 3), (0.5, 3), (0.9, 2), (7.0, 2)])
+@pytest.mark.parametrize(("over_s", "learned"), [(0.0, 3), (0.25, 2), (0.1, 3), (7.0, 2)])
 def test_the_part_of_a_step_that_was_over_does_not_count(over_s: float, learned: int) -> None:
     cluster = cluster_of(WorkerSpec("a", "", slots=2))
     for number in range(ENOUGH):
