@@ -57,7 +57,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Of given thresholds."""
+    """Whether given thresholds are valid, and the memory that they need."""
 
     policy: str
     found: Validity

@@ -17,7 +17,7 @@ def check_ranges(settings: object, ranges: Mapping[str, tuple[float, float]]) ->
 
 
 def number_in(text: str) -> float:
-    """NaN, which is in no range: another text."""
+    """The number, or NaN, which is in no range, where the text is none."""
     try:
         return float(text)
     except ValueError:

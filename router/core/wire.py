@@ -28,7 +28,7 @@ BUDGET_LEASE_S = 5.0
 """How long an engine keeps a router's prompt budget without a newer one."""
 
 MOST_EVERY = 256
-"""Above the number of steps of which one has prompts."""
+"""A window of a prompt budget, of whose steps one has prompts, has fewer steps than this."""
 
 _LONGEST_REASON = 200
 

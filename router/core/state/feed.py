@@ -97,7 +97,7 @@ class Feed:
     _parts: dict[str, _Part] = field(default_factory=dict)
     # Places of forgotten requests that still run.
     _uncounted: dict[str, int] = field(default_factory=dict)
-    # Request, prompt tokens, up to.
+    # In the last step: request, its prompt tokens computed, and the position where they end.
     _computed: list[tuple[str | None, float, int]] = field(default_factory=list)
     _forgotten: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
