@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,9 @@ async def test_command_reports() -> None:
     assert report["cluster"] is None
     assert report["versions"]["server"] == "9.9"
     assert (report["model_id"], report["max_tokens"]) == ("tiny", 3206)
+    assert (report["request_rate"], report["max_concurrency"]) == ("inf", 4)
+    assert (report["base_url"], report["time_scale"]) == (url, 2)
+    assert datetime.fromisoformat(report["date"]).tzinfo == UTC
     assert "replay --url" in report["command"]
     assert "No cluster figures" in err
 
