@@ -8,7 +8,8 @@ be done, before the engines of the emulated fleet. 6 prefill workers, each stepp
 decode workers behind a barrier fetch what they have not cached. `through`: bfio, and all prompts
 go through the prefill workers. kv_cost and prefix_score choose the worker at both stages, by what
 it has cached there, and dispatch on arrival at the second. Seeds are of the arrivals, and of
-Azure's requests; the first fifth of the requests is left out. --json takes a part for each case.
+Azure's requests; the first fifth of the requests counts in the shares alone. --json takes a part
+for each case.
 """
 
 import argparse

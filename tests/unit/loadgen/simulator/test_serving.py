@@ -100,6 +100,28 @@ def test_without_a_barrier_each_worker_steps_alone() -> None:
     assert result.idle_share == 0
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dispatch": Dispatch.POOL, "dispatch_delay": 2},
+        {"arrivals": ServingArrivals("closed", 3), "dispatch_delay": 1},
+        {
+            "prompt_budget": AUTO,
+            "targets": Targets(tpot_s=2.0),
+            "prefill_window": PrefillWindow(1, 3),
+        },
+    ],
+)
+def test_of_one_worker_a_barrier_changes_nothing(changes: dict[str, Any]) -> None:
+    rows = [(3.0 * n, 100 + n, 1 + n % 7, (n % 4, n)) for n in range(40)]
+    together, alone = (
+        simulate_serving(config(rows, workers=1, barrier=barrier, **changes))
+        for barrier in (True, False)
+    )
+    assert alone.parameters == together.parameters | {"barrier": False}
+    assert replace(alone, parameters=together.parameters) == together
+
+
 def test_the_warm_up_counts_in_nothing() -> None:
     # These hit, are evicted, and have left for long when the others come.
     before: list[Row] = [(0.0, 900, 300, (7,))] * 6
