@@ -170,7 +170,8 @@ class ModelTable:
         """None: its group does not ask for the content of requests, or no group is known."""
         model = self.resolve(name)
         group = self._group_of.get(model) if model is not None else self._only()
-        if group is None or not self.asks(group):
+        # Its workers may all have left.
+        if group not in self._cluster.groups or not self.asks(group):
             return None
         return cached(model, self.adapters, self.tokenizers)
 

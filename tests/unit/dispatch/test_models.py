@@ -220,3 +220,16 @@ def test_without_a_name_the_only_group_counts() -> None:
     )
     assert models.cached_as(None) == told.cached_as(None) == ("", "", "")
     assert table("a").cached_as(None) is None
+
+
+def test_a_model_whose_group_is_gone_is_unknown_and_no_fault() -> None:
+    cluster = Cluster([WorkerSpec("a", "", "one"), WorkerSpec("b", "", "two")])
+    models = ModelTable(cluster, asks=cluster.asks)
+    models.learn("a", cards("base"))
+    models.learn("b", cards("other"))
+    cluster.leave("a")
+    models.leave("a")
+    assert cluster.dissolve("one")
+    assert models.cached_as("base") is None
+    with pytest.raises(UnknownModelError):
+        models.route("base")
