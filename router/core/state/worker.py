@@ -245,7 +245,8 @@ class Worker:
         flight = _InFlight(request, uncounted=request.slots, cached_tokens=cached_tokens or 0)
         flight.compared = cached_tokens is None
         if (feed := self.feed) is not None and feed.running and self.free_slots:
-            ahead = feed.waiting or self._pending_prompt_tokens()
+            # One that is fetched waits for its KV.
+            ahead = feed.waiting or request.computed or self._pending_prompt_tokens()
             flight.sent_at = None if ahead else feed.steps_at(now_s)
         self._in_flight[request.id] = flight
         if request.metered:

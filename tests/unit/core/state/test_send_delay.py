@@ -1,5 +1,7 @@
 """Steps until a request that is sent is computed, learned."""
 
+from dataclasses import replace
+
 import pytest
 from msgspec import structs
 
@@ -60,14 +62,19 @@ PROMPT = snapshot("full", 1, running("theirs", 50, 0, prefill_left=20))
 FULL = snapshot("full", 1, running("theirs"), running("others"))
 
 
+FREE = snapshot("full", 1, running("theirs"))
+
+
 @pytest.mark.parametrize(
-    "before", [IDLE, QUEUE, PROMPT, FULL], ids=["idle", "queue", "prompt", "full"]
+    ("before", "computed"),
+    [(IDLE, False), (QUEUE, False), (PROMPT, False), (FULL, False), (FREE, True)],
+    ids=["idle", "queue", "prompt", "full", "fetches"],
 )
-def test_who_may_wait_in_the_engine_tells_nothing(before: Snapshot) -> None:
+def test_who_may_wait_in_the_engine_tells_nothing(before: Snapshot, computed: bool) -> None:
     cluster = cluster_of(WorkerSpec("a", "", slots=2))
     for number in range(ENOUGH):
         show(cluster, structs.replace(before, epoch=f"e{number}"))
-        send(cluster, request(number))
+        send(cluster, replace(request(number), computed=computed))
         late = snapshot("full", 9, running("theirs"), running(part(number)), epoch=f"e{number}")
         show(cluster, late)
         cluster.apply(Ended(token(number), Outcome.COMPLETED))
