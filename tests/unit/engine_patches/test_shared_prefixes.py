@@ -146,6 +146,16 @@ def test_shared_blocks_count_until_the_last_to_end() -> None:
     assert completions.held_blocks(0) == 0
 
 
+def test_prompts_that_part_share_the_blocks_before() -> None:
+    completions = followed()
+    running(
+        completions,
+        Ticket("one", 70, 9, prefix=chain("a", "b", "c", "d"), cached_tokens=48),
+        Ticket("other", 70, 9, prefix=chain("a", "b", "e", "f"), cached_tokens=48),
+    )
+    assert completions.held_blocks(0) == 5 + 3
+
+
 def test_what_was_computed_twice_is_held_twice() -> None:
     completions, prefix = followed(), chain("a", "b")
     running(
