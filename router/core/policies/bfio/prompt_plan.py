@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import compress, islice
 
 import numpy as np
 
@@ -43,6 +43,8 @@ def planned(
     room = Room(workers, known)
     open_ = sum([worker.pending_prompt_tokens < known.busy_from for worker in workers])
     waiting = iter(tier)
+    if known.busy_from == math.inf:  # to plan those that fit nowhere would cost as much each
+        waiting = compress(tier, np.logical_or.reduce(room.fit(tier), axis=1))
     while not room.full:
         left = list(islice(waiting, max(_CANDIDATES, _CANDIDATES_EACH * open_)))
         _send(left, room, profile)

@@ -85,6 +85,20 @@ def test_where_requests_may_not_wait_all_are_sent_for_whom_there_is_a_slot() -> 
     assert len(sent(several, workers(0, 0, capacity=101), may_wait=False)) == 200
 
 
+def test_where_requests_may_not_wait_only_those_with_memory_somewhere_are_planned() -> None:
+    asked = list[str]()
+
+    def hits(one: Request) -> list[int]:
+        asked.append(one.id)
+        return [0, 0]
+
+    full = [msgspec.structs.replace(one, admissible_tokens=100) for one in workers(0, 0)]
+    waiting = [*requests([500] * 200), request(200, 80)]
+    facts = replace(known(full, may_wait=False), hits=hits)
+    assert list(rounds.assign(BfIo(0.1), [waiting], full, facts)) == [(request(200).id, "a")]
+    assert set(asked) == {request(200).id}
+
+
 def test_a_worker_gets_what_its_next_step_computes() -> None:
     assert sent(requests([600, 600, 600]), workers(0, 5000)) == {0: "a", 1: "a"}
 
