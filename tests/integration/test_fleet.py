@@ -12,7 +12,7 @@ from router.core.errors import ConfigError, NoWorkerError, PoolFullError, QueueT
 from router.core.events import Fetched, SnapshotReceived, WorkerDown, WorkerUp
 from router.core.forecast.learned_profile import PROMPT_RATIO
 from router.core.policies.baselines import PerRequest
-from router.core.step_time import StepTime
+from router.core.step_time import StepBudget, StepTime
 from router.core.types import Dispatch, Outcome, WorkerSpec
 from router.dispatch.group_queue import DISSOLVED_S
 from router.dispatch.membership import BusyError, Fleet, UnknownWorkerError
@@ -471,18 +471,18 @@ async def test_prompt_budgets_come_and_go_with_the_settings() -> None:
     rig.add("x", group="later")
     groups = rig.dispatcher.cluster.groups
     assert {name: group.prompt_budget for name, group in groups.items()} == {
-        "default": 512,
+        "default": StepBudget(512),
         "default/prefill": None,
-        "later": 512,
+        "later": StepBudget(512),
     }
     reload(auto := constant.model_copy(update={"prompt_budget": "auto", "target_tpot_s": 0.02}))
     assert rig.group.prompt_budget is None
     for number, rank in enumerate("abab"):
         told = snapshot("full", 1 + number // 2, running("x", 9, 1), epoch=rank, step_s=0.01)
         rig.dispatcher.apply(SnapshotReceived(rank, told, 0.0))
-    assert rig.dispatcher.prompt_budget("a") == rig.group.prompt_budget == 99
+    assert rig.dispatcher.prompt_budget("a") == rig.group.prompt_budget == StepBudget(99)
     reload(auto.model_copy(update={"pool_size": 7}))
-    assert rig.group.prompt_budget == 99
+    assert rig.group.prompt_budget == StepBudget(99)
     reload(settings)
     assert rig.group.prompt_budget is None
 
