@@ -133,6 +133,8 @@ class _Simulation:
         group.rates.delay = SendDelay(config.dispatch_delay)
         for rank in self._ranks:
             self._cluster.apply(WorkerUp(rank.worker_id))
+        # Ranks behind a barrier are up once all are.
+        for rank in self._ranks:
             snapshot = rank.snapshot(0.0, 0, 0.0, None)
             self._cluster.apply(SnapshotReceived(rank.worker_id, snapshot, 0.0))
         row = POLICIES[config.policy]
