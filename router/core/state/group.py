@@ -197,7 +197,9 @@ class Group:
 
     @property
     def steps_under_way(self) -> int:
-        return self.rates.delay.steps
+        """Of the steps that may compute prompts."""
+        every = self.prompt_budget.every if self.prompt_budget else 1
+        return self.rates.delay.steps // every
 
     def live_workers(self) -> Sequence[Worker]:
         return self._live

@@ -8,7 +8,7 @@ from msgspec import structs
 from router.core.events import Ended, FeedStale
 from router.core.state.cluster import Cluster
 from router.core.state.rates import SendDelay
-from router.core.types import Outcome, Snapshot, WorkerSpec
+from router.core.types import Outcome, Snapshot, StepBudget, WorkerSpec
 from tests.support.clusters import cluster_of, send, show
 from tests.support.core import part, request, running, snapshot, token
 
@@ -53,6 +53,14 @@ def test_steps_between_sending_and_computing_are_counted(steps: int) -> None:
         show(cluster, snapshot("delta", at, finished=(part(number),)))
         cluster.apply(Ended(token(number), Outcome.COMPLETED))
     assert under_way(cluster) == steps
+
+
+@pytest.mark.parametrize(("every", "steps"), [(1, 9), (4, 2), (20, 0)])
+def test_steps_that_compute_no_prompts_do_not_count(every: int, steps: int) -> None:
+    group = cluster_of(WorkerSpec("a", "")).groups["default"]
+    group.rates.delay = SendDelay(9)
+    group.prompt_budget = StepBudget(512, every)
+    assert group.steps_under_way == steps
 
 
 # What its first step depends on beyond its way.
