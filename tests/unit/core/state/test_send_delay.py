@@ -8,7 +8,8 @@ from msgspec import structs
 from router.core.events import Ended, FeedStale
 from router.core.state.cluster import Cluster
 from router.core.state.rates import SendDelay
-from router.core.types import Outcome, Snapshot, StepBudget, WorkerSpec
+from router.core.step_time import StepBudget
+from router.core.types import Outcome, Snapshot, WorkerSpec
 from tests.support.clusters import cluster_of, send, show
 from tests.support.core import part, request, running, snapshot, token
 
