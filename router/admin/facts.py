@@ -131,7 +131,9 @@ def _waiting(group: Group) -> Fact:
 def _cost(group: Group) -> Fact:
     found, used = group.fitted, group.step_time
     if used is None:
-        text = "Not known yet: steps of different loads tell it."
+        text = "No engine tells its steps. The vLLM plug-in does."
+        if any(each.source is StateSource.SNAPSHOTS for each in group.live_workers()):
+            text = "Not known yet: steps of different loads tell it."
         return Fact("Cost of a step", "unknown", text)
     text = f"{used.formula} of the slowest worker"
     if found is None or used is not found:

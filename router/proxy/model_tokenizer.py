@@ -54,7 +54,7 @@ class ModelTokenizer:
         environment.globals.update(raise_exception=_refuse, strftime_now=time.strftime)
         path, self._folder, self._failed = Path(folder), folder, False
         try:
-            self._tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+            self._tokenizer = Tokenizer.from_buffer((path / "tokenizer.json").read_bytes())
             config: Json = json.loads(_text(path / "tokenizer_config.json") or "{}")
             template = _text(path / "chat_template.jinja") or config.get("chat_template")
             said = template if isinstance(template, str) else ""

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal, Self
 
-from loadgen.model.ranges import check_ranges
+from loadgen.model.ranges import check_ranges, number_in
 from loadgen.simulator.decode.decode_config import SERVE
 from loadgen.traces.trace import Trace, TraceRequest
 from loadgen.traces.trace_files import BLOCK_TOKENS
 from router.core.errors import ConfigError, InputError
 from router.core.policies.policy_table import POLICIES
 from router.core.prompt_budget import Targets
-from router.core.step_time import PAPER_STEP_TIME, StepTime, numbers
+from router.core.step_time import PAPER_STEP_TIME, StepTime
 from router.core.types import Dispatch
 
 AUTO: Final = "auto"
@@ -46,14 +46,13 @@ class ServingArrivals:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse ``poisson:RATE``, ``trace[:SCALE]`` or ``closed:N``."""
-        kind, colon, value = text.partition(":")
+        kind, _, value = text.partition(":")
         if kind == "closed" and 1 <= (whole(value) or 0) <= _MANY:
             return cls("closed", int(value))
         least, most = _RATES_PER_S
-        if kind in ("poisson", "trace") and (colon or kind == "trace"):
-            (number, *more) = numbers("--arrivals", value or "1")
-            if not more and least <= number <= most:
-                return cls("poisson" if kind == "poisson" else "trace", number)
+        number = 1.0 if text == "trace" else number_in(value)
+        if kind in ("poisson", "trace") and least <= number <= most:
+            return cls("poisson" if kind == "poisson" else "trace", number)
         raise ConfigError(
             f"--arrivals: {text!r} is unknown; write poisson:RATE with a rate from {least:g} to "
             f"{most:g} requests per second, trace:SCALE with a factor on the trace's times, or "

@@ -1,5 +1,6 @@
 """Aliases as operators give them."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -46,6 +47,8 @@ def test_tokenizers_are_read_at_the_start(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="--tokenizer") as caught:
             load_settings({"tokenizer": broken})
         assert broken.removeprefix("llama=") in str(caught.value)
+    with pytest.raises(ConfigError, match=re.escape(f"'{tmp_path.parent / 'tokenizer.json'}'")):
+        load_settings({"tokenizer": str(tmp_path.parent)})
 
 
 def test_other_settings_change_without_reading_a_tokenizer_again(tmp_path: Path) -> None:

@@ -372,6 +372,8 @@ def test_what_a_trace_must_have() -> None:
         ("--policy best", "--policy: 'best' is unknown"),
         ("--policy fcfs --dispatch instant", "policy fcfs can dispatch by pool only"),
         ("--arrivals poisson", "--arrivals: 'poisson' is unknown"),
+        ("--arrivals poisson:", "--arrivals: 'poisson:' is unknown"),
+        ("--arrivals poisson:x", "--arrivals: 'poisson:x' is unknown"),
         ("--arrivals poisson:0", "--arrivals: 'poisson:0' is unknown"),
         ("--arrivals full", "--arrivals: 'full' is unknown"),
         ("--arrivals trace:1,2", "--arrivals: 'trace:1,2' is unknown"),
