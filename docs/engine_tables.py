@@ -61,7 +61,7 @@ def _prompts_row(case: str, found: Figures) -> Row:
     )
 
 
-def serving_live() -> Table:
+def serving_live(file: str = "live/serving.json") -> Table:
     """Live router and emulated engines beside the simulation of the same requests."""
     rows = [
         (
@@ -71,7 +71,7 @@ def serving_live() -> Table:
             *(f"{1e3 * row[f'{how}_tpot_s']:.2f}" for how in ("live", "simulated")),
             " / ".join(f"{off:+.1%}" for off in row["off"]),
         )
-        for row in kept("live/serving.json")["rows"]
+        for row in kept(file)["rows"]
     ]
     header = (
         *("policy", "seed", "TTFT, s: live", "simulated"),

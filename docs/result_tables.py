@@ -1,6 +1,7 @@
 """Tables of the pages, made of the figures that are kept under tests/data."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 
 from docs import decision_tables, engine_tables, prefix_tables
@@ -263,6 +264,7 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "lockstep": engine_tables.lockstep,
     "prompts on ranks": engine_tables.prompts_on_ranks,
     "serving, live": engine_tables.serving_live,
+    "serving, live, prefixes": partial(engine_tables.serving_live, "live/serving_prefixes.json"),
     "plug-in cost": engine_tables.plugin_cost,
     "snapshot cost": engine_tables.ingest_cost,
     "prefix index cost": prefix_tables.index_cost,
