@@ -1,8 +1,10 @@
 """Figures as text, and tables of them for the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 
 def number(value: object, digits: int = 4) -> str:
@@ -22,8 +24,15 @@ def plain_table(*columns: str) -> Table:
     return Table(*columns, box=None, pad_edge=False)
 
 
-def add_figures(table: Table, rows: Sequence[tuple[str, str, float]], figures: object) -> None:
-    """Add rows of (label, name of an attribute, factor)."""
-    for label, key, scale in rows:
-        value = getattr(figures, key)
-        table.add_row(label, number(None if value is None else value * scale))
+Figures = tuple[Sequence[tuple[str, str, float]], object]
+"""Rows of (label, name of an attribute, factor), and what has the attributes."""
+
+
+def figures_with_notes(column: str, notes: Iterable[str], *parts: Figures) -> RenderableType:
+    """One run's figures below its name, and its conditions below them."""
+    table = plain_table("", column)
+    for rows, figures in parts:
+        for label, key, scale in rows:
+            value = getattr(figures, key)
+            table.add_row(label, number(None if value is None else value * scale))
+    return Group(table, *map(Text, notes))

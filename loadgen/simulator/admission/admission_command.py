@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from rich.console import Console, Group, RenderableType
-from rich.text import Text
+from rich.console import Console, RenderableType
 
 from engine_patches.admission import ADMISSIONS, DEFAULT, AdmissionRow
 from engine_patches.admission.settings import AdmissionSettings, known_names
 from loadgen.model.measured_step_time import load_step_time
-from loadgen.report.numbers import add_figures, plain_table
+from loadgen.report.numbers import figures_with_notes
 from loadgen.run.admission_options import admission_settings, parse_object, told_warnings
 from loadgen.run.options import command_of, flag, same_named, step_time_option
 from loadgen.run.simulation_options import JsonFlag
@@ -151,8 +150,6 @@ _ROWS = (
 
 def _table(result: AdmissionResult) -> RenderableType:
     used = result.parameters
-    table = plain_table("", str(used["policy"]))
-    add_figures(table, _ROWS, result)
     notes = (
         f"{used['scenario']}, {used['requests']} requests at {used['rate']:g}/s, seed "
         f"{used['seed']}; {used['kv_tokens']} KV tokens, {used['max_num_seqs']} slots, "
@@ -160,7 +157,7 @@ def _table(result: AdmissionResult) -> RenderableType:
         f"lengths: {used['prediction']}; eviction: {used['eviction']}; order: {used['order']}; "
         f"the first {WARMUP_SHARE:.0%} of the arrivals are left out",
     )
-    return Group(table, *map(Text, notes))
+    return figures_with_notes(str(used["policy"]), notes, (_ROWS, result))
 
 
 def _listed(title: str, rows: Mapping[str, AdmissionRow] | Mapping[str, Scenario]) -> str:

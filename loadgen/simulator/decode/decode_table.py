@@ -1,9 +1,8 @@
 """Result of a simulation as a table for the terminal."""
 
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import RenderableType
 
-from loadgen.report.numbers import add_figures, number, plain_table
+from loadgen.report.numbers import figures_with_notes, number
 from loadgen.simulator.decode.decode_results import DecodeResult
 
 ROWS = (
@@ -40,10 +39,6 @@ _PREFILL_ROWS = (
 def decode_table(result: DecodeResult) -> RenderableType:
     """Figures with their conditions."""
     used = result.parameters
-    table = plain_table("", str(used["policy"]))
-    add_figures(table, ROWS, result)
-    if result.prefill is not None:
-        add_figures(table, _PREFILL_ROWS, result.prefill)
     notes = (
         f"{used['lengths']}, arrivals {used['arrivals']}, {used['workers']} workers of "
         f"{used['slots']} slots, pool {used['pool']}, {used['dispatch']} dispatch",
@@ -51,4 +46,6 @@ def decode_table(result: DecodeResult) -> RenderableType:
         f"look-ahead {used['lookahead']}: H {number(used['horizon'])}, gamma "
         f"{number(used['discount'])}, mu {number(used['tie_weight'])}",
     )
-    return Group(table, *map(Text, notes if used["horizon"] is not None else notes[:2]))
+    told = notes if used["horizon"] is not None else notes[:2]
+    prefill = [] if result.prefill is None else [(_PREFILL_ROWS, result.prefill)]
+    return figures_with_notes(str(used["policy"]), told, (ROWS, result), *prefill)

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rich.console import Console, Group, RenderableType
-from rich.text import Text
+from rich.console import Console, RenderableType
 
 from loadgen.model.measured_step_time import load_step_time
-from loadgen.report.numbers import add_figures, plain_table
+from loadgen.report.numbers import figures_with_notes
 from loadgen.run.options import StepTimeFlag, command_of, flag, same_named
 from loadgen.run.simulation_options import (
     DispatchFlag,
@@ -138,8 +137,6 @@ _ROWS = (
 
 def _table(result: ServingResult) -> RenderableType:
     used = result.parameters
-    table = plain_table("", str(used["policy"]))
-    add_figures(table, _ROWS, result)
     budget = used["prompt_budget"]
     prompts = "" if budget is None else f", {_bound(used)}"
     sessions = "" if used["think"] is None else f", turns {used['think']:g} s after an answer"
@@ -152,7 +149,7 @@ def _table(result: ServingResult) -> RenderableType:
         f"{used['dispatch']} dispatch",
         f"step time {used['step_time']}, learned {used['learned_step_time'] or 'none'}",
     )
-    return Group(table, *map(Text, notes))
+    return figures_with_notes(str(used["policy"]), notes, (_ROWS, result))
 
 
 def _bound(used: Mapping[str, object]) -> str:
