@@ -211,7 +211,7 @@ def a_round(size: Size, rng: np.random.Generator) -> tuple[Tier, list[WorkerView
     profile = WorkProfile(prefill_beta=beta, prefill_chunk=CHUNK)
     work = np.repeat(loads[:, None], size.horizon + 1, axis=1).astype(np.float64)
     outlook = Outlook(work, profile, DISCOUNT, TIE_WEIGHT)
-    known = Known(outlook, COST, lambda one: hits[one.id], 2.0, may_wait=True, affinity=1.0)
+    known = Known(outlook, COST, lambda one: hits[one.id], 2.0, may_wait=True)
     return Tier.of(waiting), workers, known
 
 

@@ -24,8 +24,8 @@ class Known:
         now_s: time of the round.
         may_wait: whether a request may wait for a busy worker, instead of going to a free one.
         steps_under_way: steps that begin before what this round sends arrives.
-        crowded: whether more requests wait than there are free slots.
-        affinity: part of the prompts sent lately that the best worker had cached, beyond the mean.
+        slots_first: whether requests wait for slots, and hardly for workers that have their
+            prefixes cached.
     """
 
     outlook: Outlook | None = None
@@ -34,8 +34,7 @@ class Known:
     now_s: float = 0.0
     may_wait: bool = False
     steps_under_way: int = 0
-    crowded: bool = False
-    affinity: float = 0.0
+    slots_first: bool = False
 
     @property
     def busy_from(self) -> float:

@@ -138,7 +138,13 @@ class Pool:
         return self._queue_timeout if own is None else min(own, self._queue_timeout)
 
     def tiers(
-        self, now: float, capacity: int, gap_tokens: int, turns: Sequence[Offer] = ()
+        self,
+        now: float,
+        capacity: int,
+        gap_tokens: int,
+        turns: Sequence[Offer] = (),
+        *,
+        aged: bool = False,
     ) -> list[Tier]:
         """Groups of requests to be served strictly one after the other.
 
@@ -150,7 +156,7 @@ class Pool:
 
         ``capacity``: engine requests that can be placed in all. ``gap_tokens``: load of the fullest
         worker less the least load with a free slot. ``turns``: slots by tenant; empty: all are
-        equal.
+        equal. ``aged``: the policy weighs how long requests have waited, and none comes first.
         """
         tiers: list[Tier] = []
         if self._failed:
@@ -160,7 +166,7 @@ class Pool:
                 capacity -= request.slots
             tiers = [Tier.of(requests, avoid) for avoid, requests in avoiding.items()]
         for peers in self._peers(turns):
-            urgent = self._urgent(peers, now, capacity, gap_tokens)
+            urgent = peers[:0] if aged else self._urgent(peers, now, capacity, gap_tokens)
             if urgent:
                 tiers.append(Tier.of(list(self._at(urgent))))
             if len(urgent) < len(peers):

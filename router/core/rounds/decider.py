@@ -101,8 +101,9 @@ class RoundInput:
 
     Attributes:
         crowded: whether more requests wait than there are free slots.
+        slots_first: as in ``Known``.
         gap_tokens: load of the fullest worker less the least load with a free slot.
-        overdue: oldest request without patience.
+        overdue: oldest request without patience, if it has to be placed before all others.
         askable: workers that failed requests wait for; empty without such requests.
         hits: the group's.
     """
@@ -111,6 +112,7 @@ class RoundInput:
     views: Sequence[WorkerView]
     capacity: int
     crowded: bool
+    slots_first: bool
     gap_tokens: int
     tiers: Sequence[Tier]
     overdue: Request | None
@@ -211,18 +213,25 @@ class RoundDecider(Generic[W]):
         turns: Sequence[Offer] = ()
         if len(self.pool.slots_of) > 1:
             turns = self.fair.turns(self.group.held, self.pool.slots_of, capacity)
-        tiers = self.pool.tiers(now, capacity, gap_tokens, turns)
+        crowded, hits = len(self.pool) > capacity, self.group.hits
+        slots_first = crowded and (hits is None or self.affinity.little)
+        aged = not slots_first and self._plans_prompts
+        tiers = self.pool.tiers(now, capacity, gap_tokens, turns, aged=aged)
+        overdue = self.pool.overdue(now, tiers)
+        if aged and overdue is not None and any(view.takes(overdue) for view in views):
+            overdue = None
         return RoundInput(
             now,
             views,
             capacity,
-            len(self.pool) > capacity,
+            crowded,
+            slots_first,
             gap_tokens,
             tiers,
-            self.pool.overdue(now, tiers),
+            overdue,
             # Requests that a worker has failed come first.
             self.group.askable if tiers[0].avoid else frozenset(),
-            self.group.hits,
+            hits,
         )
 
     def _assign(self, given: RoundInput) -> Sequence[Assignment]:
@@ -245,8 +254,7 @@ class RoundDecider(Generic[W]):
                 # to its end.
                 may_wait=self.dispatch is Dispatch.POOL and self.group.steps_told,
                 steps_under_way=self.group.steps_under_way,
-                crowded=given.crowded,
-                affinity=self.affinity.share if given.hits is not None else 0.0,
+                slots_first=given.slots_first,
             )
             assignments = assignment.assign(self.policy, given.tiers, given.views, known, *rest)
             if assignments:
@@ -256,6 +264,12 @@ class RoundDecider(Generic[W]):
             self.on_policy_error(error)
         self.stats.policy_errors += 1
         return assignment.assign(self.fallback, given.tiers, given.views, NOTHING, *rest)
+
+    @property
+    def _plans_prompts(self) -> bool:
+        """Whether the policy plans prompts, where nothing comes first: by cost and age."""
+        ahead = self.look_ahead
+        return self.policy.solves and ahead is not None and ahead.profile.prefill_beta > 0
 
     @property
     def _shared_cost(self) -> StepTime | None:

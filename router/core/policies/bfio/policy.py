@@ -24,10 +24,6 @@ from router.core.policies.room import limited
 from router.core.queue.tier import Tier
 from router.core.types import Assignment, Request, WorkerView
 
-# From here on it is worth more to compute prompts where they are cached than to fill slots with
-# prompts that end together. From the half to the double the simulated figures are much the same.
-_LITTLE_AFFINITY = 0.025
-
 
 class BfIo(Policy):
     """Assigns the pool jointly.
@@ -61,7 +57,7 @@ class BfIo(Policy):
             loads = np.array([[worker.load_tokens] for worker in workers], dtype=np.float64)
             outlook = Outlook(loads, WorkProfile(), discount=1.0, tie_weight=self._tie_weight)
         tier = waiting if isinstance(waiting, Tier) else Tier.of(waiting)
-        if outlook.profile.prefill_beta > 0 and not _slots_count_most(known):
+        if outlook.profile.prefill_beta > 0 and not known.slots_first:
             return planned(tier, workers, known, outlook.profile)
         wide = bool((tier.slots > 1).any())
         if wide:
@@ -77,11 +73,6 @@ class BfIo(Policy):
         self.spent += solution.moves
         done.place(narrow.requests, solution.places)
         return done.assignments
-
-
-def _slots_count_most(known: Known) -> bool:
-    """Whether requests wait for slots, and hardly for workers that have their prefixes cached."""
-    return known.crowded and known.affinity < _LITTLE_AFFINITY
 
 
 class _Placement:

@@ -9,7 +9,8 @@ with beta = t_p / t_l. All waiting requests are planned, on busy workers too, si
 computed sooner behind others where its prefix is cached than at once where it is not. Only what a
 worker needs until the next round's requests arrive is sent. The rest waits in the router and is
 planned anew at the next step: late binding. The least cost goes first, less the time waited, so
-that short prompts do not wait for long ones and none waits for ever. The rule is our own.
+that short prompts do not wait for long ones. A request that arrives later than by another's cost in
+time does not overtake it, so none waits for ever. The rule is our own.
 """
 
 from __future__ import annotations

@@ -161,16 +161,9 @@ def test_who_has_waited_goes_first_whatever_is_known_of_costs(cost: StepTime | N
 def test_where_slots_are_short_the_program_decides() -> None:
     these = workers(0, 2000, capacity=1, loads=[50_000, 40_000])
     policy, waiting = BfIo(0.1), requests([500, 10_000, 700])
-    policy.assign(waiting, these, known(these, crowded=True))
+    policy.assign(waiting, these, known(these, slots_first=True))
     assert policy.last is not None
     policy.assign(waiting[:1], these, known(these))
-    assert policy.last is None
-
-
-def test_where_caches_differ_the_plan_decides_all_the_same() -> None:
-    these = workers(0, 0, capacity=1)
-    policy, waiting = BfIo(0.1), requests([500, 600, 700])
-    policy.assign(waiting, these, known(these, crowded=True, affinity=0.1))
     assert policy.last is None
 
 
