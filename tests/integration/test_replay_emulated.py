@@ -39,9 +39,10 @@ def test_poisson(fleet: Fleet) -> None:
     )
     assert (report["completed"], report["rejected"]) == (200, 0)
     assert (report["request_rate"], report["max_concurrency"]) == (100, None)
-    assert report["duration"] == pytest.approx(2.0, rel=0.3)
+    # No sooner than they arrive; later on a machine that is busy.
+    assert report["duration"] > 1.4
     # One token a step of about 5 ms, and TTFT of at least one step.
-    assert 4.5 < report["median_tpot_ms"] < 10
+    assert report["median_tpot_ms"] > 4.5
     assert report["median_ttft_ms"] > 4.5
 
 
@@ -54,7 +55,7 @@ def test_the_traces_own_times(fleet: Fleet, tmp_path: Path) -> None:
     assert report["completed"] == 20
     assert report["total_output_tokens"] == 60
     assert report["total_input_tokens"] == sum(20 + n for n in range(20))
-    assert 0.95 < report["duration"] < 2
+    assert report["duration"] > 0.95
     assert report["trace_format"] == "BurstGPT"
 
 
