@@ -251,6 +251,12 @@ def show(runs: Sequence[Run]) -> None:
         )
 
 
+def kept_runs(file: Path, name: str) -> list[Any]:
+    """Those of earlier times."""
+    runs: list[Any] = read_figures(file).get(name, {}).get("runs", []) if file.exists() else []
+    return runs
+
+
 def mean(values: Sequence[float]) -> float:
     """Not a number where there is none."""
     return statistics.mean(values) if values else float("nan")
@@ -279,11 +285,12 @@ def main() -> None:
                 print(json.dumps(asdict(run)), flush=True)
             policies.reverse()
             show(runs)
-    if given.json:
-        name = f"{given.prompts} {given.cache} {given.dealt}"
-        kept = read_figures(given.json).get(name, {}).get("runs", []) if given.json.exists() else []
-        part = {"runs": [*kept, *map(asdict, runs)]}
-        write_part(given.json, name, part, header)
+            if given.json:  # at once, since a round may take twenty minutes
+                name = f"{given.prompts} {given.cache} {given.dealt}"
+                part = {
+                    "runs": [*kept_runs(given.json, name), *map(asdict, runs[-len(policies) :])]
+                }
+                write_part(given.json, name, part, header)
 
 
 if __name__ == "__main__":
