@@ -36,7 +36,8 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         *("_acked", "_buffered_bytes", "_chunks", "_done", "_dry_bytes", "_error", "_head_bytes"),
         *("_idle", "_parser", "_paused", "_refused", "_reusable", "_sink", "_transport"),
-        *("_full", "_unsent", "_waiter", "framed", "headers", "heard", "status", "unread"),
+        *("_full", "_unsent", "_waiter", "framed", "headers", "heard", "idle_since_s", "status"),
+        "unread",
     )
 
     def __init__(self, idle: list[Connection]) -> None:
@@ -57,6 +58,7 @@ class Connection(asyncio.Protocol):
         # The engine closed it, certainly before reading the request.
         # The head marks the body's end.
         self.framed = self.heard = self.unread = False
+        self.idle_since_s = 0.0  # on the loop's clock
         # 0 before the answer's head.
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
@@ -233,6 +235,7 @@ class Connection(asyncio.Protocol):
     def release(self) -> None:
         if self._reusable and not (self._chunks or self._unsent or self.closing):
             self.resume()
+            self.idle_since_s = asyncio.get_running_loop().time()
             self._idle.append(self)
         else:
             self.abort()

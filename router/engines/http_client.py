@@ -12,9 +12,14 @@ from urllib.parse import urlsplit
 
 from router.core.errors import UnreachedError, UpstreamError
 from router.engines.engine_connection import Connection, Sink
+from router.engines.time_limit import time_limit
 from router.file_limit import LACKS, descriptors_lacking, scarce
 
 Headers = Sequence[tuple[bytes, bytes]]
+
+# uvicorn, and with it vLLM, closes a connection that has been idle for 5 s. A request that crosses
+# the close is lost, and its worker seems to be down.
+_MOST_IDLE_S = 4.0
 
 
 class Response:
@@ -93,9 +98,12 @@ class _Origin:
         return b"\r\n".join(lines)
 
     def take(self) -> Connection | None:
+        oldest_s = asyncio.get_running_loop().time() - _MOST_IDLE_S
         while self.idle:
             connection = self.idle.pop()
-            if not connection.closing:
+            if connection.idle_since_s < oldest_s:
+                connection.abort()
+            elif not connection.closing:
                 return connection
         return None
 
@@ -143,7 +151,7 @@ class HttpClient:
 
     async def _connect(self, origin: _Origin) -> Connection:
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with time_limit(self._connect_timeout_s):
                 loop, make = asyncio.get_running_loop(), partial(Connection, origin.idle)
                 if self._socket is not None:
                     _, connection = await loop.create_unix_connection(make, self._socket)

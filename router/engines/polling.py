@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 from router.core.errors import AnsweredError, UnknownPathError, UpstreamTimeoutError
 from router.core.types import WorkerSpec
 from router.engines.http_client import HttpClient
+from router.engines.time_limit import time_limit
 
 _UNKNOWN = (404, 405, 501)
 
@@ -80,7 +81,7 @@ class Watches(Generic[E]):
     async def ask(self, url: str, path: str) -> bytes:
         """An engine's answer; UpstreamError: none in time, no success, or an unknown path."""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with time_limit(self._timeout_s):
                 with contextlib.closing(await self._client.request("GET", url, path)) as answer:
                     body = await answer.read()
         except TimeoutError:

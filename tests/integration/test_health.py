@@ -2,9 +2,12 @@ import asyncio
 import json
 import os
 import resource
+import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -13,6 +16,7 @@ from router.core.types import ASLEEP, PAUSED, WorkerSpec
 from router.engines.health_checks import HealthMonitor, HealthSettings
 from tests.support.scripted import TIMEOUT_S, until
 
+SHORT_S = 0.2
 MODELS = json.dumps({"object": "list", "data": [{"id": "tiny", "object": "model"}]}).encode()
 
 
@@ -224,6 +228,45 @@ async def test_a_worker_that_never_answers_says_why(engine: Engine) -> None:
         down = await watched.next()
         engine.free.set()
     assert down == WorkerDown("w", "health check failed: no answer within 0.05 s")
+
+
+class Prompt(BaseHTTPRequestHandler):
+    """An engine that answers at once, while the router does not get to read it in time."""
+
+    protocol_version = "HTTP/1.1"
+    loop: asyncio.AbstractEventLoop
+
+    def do_GET(self) -> None:
+        begun, answered = threading.Event(), threading.Event()
+
+        def stand_still() -> None:
+            begun.set()
+            answered.wait(TIMEOUT_S)
+            time.sleep(2 * SHORT_S)
+
+        self.loop.call_soon_threadsafe(stand_still)
+        begun.wait(TIMEOUT_S)
+        try:
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+        finally:  # the router may have left
+            answered.set()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+async def test_an_engine_has_answered_in_time_though_the_router_is_late() -> None:
+    Prompt.loop = asyncio.get_running_loop()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Prompt) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        engine = WorkerSpec("w", f"http://127.0.0.1:{server.server_port}")
+        watched = Watched([engine], timeout_s=SHORT_S, failures=1)
+        async with watched.running():
+            assert await watched.next() == WorkerUp("w")
+            await until(lambda: watched.monitor.checks >= 3)
+        await asyncio.to_thread(server.shutdown)
+    assert (watched.monitor.failed_checks, watched.silent) == (0, [])
 
 
 async def test_ranks_behind_one_url_are_one_engine(engine: Engine) -> None:

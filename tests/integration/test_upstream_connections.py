@@ -58,6 +58,22 @@ async def test_a_kept_connection_that_was_closed_meanwhile_is_not_used(peers: Pe
     assert peers.server.connections == 2
 
 
+async def test_a_connection_that_its_engine_may_be_closing_is_not_used(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = peers.ask()
+    exchange = await peers.server.next()
+    await exchange.send(OK, b"hi")
+    await soon((await soon(asked)).read())
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + 4.5)
+
+    assert await peers.whole(OK, b"hi") == (200, b"hi")
+    await exchange.left()
+    assert peers.server.connections == 2
+
+
 @pytest.mark.parametrize("cut", ["close", "reset"])
 async def test_what_was_read_on_a_kept_connection_is_not_sent_again(peers: Peers, cut: str) -> None:
     await peers.whole(OK, b"hi")
