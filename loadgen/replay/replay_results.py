@@ -9,6 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -122,6 +123,16 @@ def summarize(
         "mean_admitted_prompt_tokens": _mean(each.prompt_tokens for each in done),
         "steady": _steady(done, run.steady, scale),
     }
+
+
+def shortfall(report: Mapping[str, object]) -> str:
+    """What became of the requests, in a line for a report that lacks some."""
+    errors = cast(Mapping[str, int], report["errors"])
+    ends = [f"{count} x {message}" for message, count in errors.items()]
+    if report["interrupted"]:
+        unsent = cast(int, report["num_prompts"]) - cast(int, report["sent"])
+        ends.append(f"interrupted with {report['lost']} open and {unsent} unsent")
+    return f"{report['completed']} of {report['num_prompts']} completed: {'; '.join(ends)}"
 
 
 def _rates(

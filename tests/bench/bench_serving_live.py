@@ -23,6 +23,7 @@ from pathlib import Path
 from loadgen.demo.conversations import write_conversations
 from loadgen.demo.run import Fleet, RunPlan, execute, serving
 from loadgen.demo.worlds import PROMPTS
+from loadgen.replay.replay_results import shortfall
 from loadgen.replay.workload import Arrivals, plan
 from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
 from loadgen.run.child_processes import Child
@@ -125,7 +126,7 @@ def live(
             client.finish(TIMEOUT_S)
     found: dict[str, float] = json.loads(report.read_bytes())
     if found["completed"] != setting.requests:
-        raise SystemExit(f"{run.name}: {found['completed']} completed; see {folder}")
+        raise SystemExit(f"{run.name}: {shortfall(found)}")
     return found, engines
 
 
@@ -188,7 +189,7 @@ def without_plugin(given: argparse.Namespace, folder: Path) -> Mapping[str, obje
             run = replace(run, trace=str(trace), **PROMPTS.plan)
             outcome = execute(run, fleet, folder, TIMEOUT_S)
             if not outcome.complete:
-                raise SystemExit(f"{run.name}: {outcome.report['completed']} completed")
+                raise SystemExit(f"{run.name}: {shortfall(outcome.report)}")
             engines = dict(outcome.engines)
             names = "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "cached_prompt_share"
             rows.append({"policy": policy, "seed": seed} | {n: outcome.report[n] for n in names})

@@ -12,6 +12,7 @@ from loadgen.replay.replay_results import (
     Run,
     Window,
     parse_goodput,
+    shortfall,
     summarize,
 )
 from router.core.errors import ConfigError
@@ -89,6 +90,14 @@ def test_failures_are_counted_apart_and_measured_nowhere() -> None:
     assert found["errors"] == {"HTTP 429: full": 1, "no usage event": 1}
     kept = ("output_throughput", "mean_ttft_ms", "p99_e2el_ms", "steady")
     assert [found[key] for key in kept] == [report()[key] for key in kept]
+
+
+def test_what_became_of_the_others_is_said_in_a_line() -> None:
+    full = RequestResult(9, 0, 0.0, 0.0, None, 0.1, status=429, error="HTTP 429: full")
+    stopped = Run([FIRST, full, full, SECOND], 9, 6, RUN.whole, RUN.steady, interrupted=True)
+    assert shortfall(report(stopped)) == (
+        "2 of 9 completed: 2 x HTTP 429: full; interrupted with 2 open and 3 unsent"
+    )
 
 
 def test_nothing_completed() -> None:
