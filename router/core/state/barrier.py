@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass
-from operator import add, sub
+from dataclasses import dataclass, fields
+from operator import add, attrgetter, sub
 from types import MappingProxyType
 
 import msgspec
@@ -68,11 +68,14 @@ class StepTotals:
         return self.together_steps / self.contested_steps if self.contested_steps else None
 
     def __add__(self, other: StepTotals) -> StepTotals:
-        return StepTotals(*map(add, astuple(self), astuple(other)))
+        return StepTotals(*map(add, _sums(self), _sums(other)))
 
     def __sub__(self, other: StepTotals) -> StepTotals:
-        return StepTotals(*map(sub, astuple(self), astuple(other)))
+        return StepTotals(*map(sub, _sums(self), _sums(other)))
 
+
+# Far faster than ``astuple``, which copies deeply; groups add them up at each step.
+_sums = attrgetter(*(each.name for each in fields(StepTotals)))
 
 # Contested steps that prove a barrier, to renumber a new engine's steps.
 _PROOF = 64
