@@ -11,9 +11,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from engine_patches.plugin.harmless import harmless
-from engine_patches.stream.prompt_leases import AGREE_STEPS, NO_BUDGET, PromptLeases
+from engine_patches.stream.prompt_leases import (
+    AGREE_STEPS,
+    NO_BUDGET,
+    PromptLeases,
+    packed,
+    unpacked,
+)
 from router.core.step_time import StepBudget
-from router.core.wire import MOST_EVERY
 
 _ends_bound = harmless("the prompt budget ends here; the engine goes on without it")
 
@@ -68,9 +73,7 @@ class PromptBound:
         """
         self._number = number
         if not number or number % AGREE_STEPS == 1:
-            tokens, every = self._told()
-            agreed = divmod(least(tokens * MOST_EVERY + every), MOST_EVERY)
-            self._budget = StepBudget(*agreed)
+            self._budget = unpacked(least(packed(self._told())))
 
     @_ends_bound
     def open(self) -> None:

@@ -6,11 +6,10 @@ The vLLM plug-in and the emulator use ``PromptLeases``.
 from collections.abc import Mapping
 
 from router.core.step_time import StepBudget
-from router.core.wire import BUDGET_LEASE_S, BudgetMessage
+from router.core.wire import BUDGET_LEASE_S, MOST_EVERY, BudgetMessage
 
 AGREE_STEPS = 8
 """Ranks behind a barrier agree on a budget after the first of so many steps."""
-
 
 NO_BUDGET = StepBudget(0)
 
@@ -36,7 +35,22 @@ class PromptLeases:
     def least(self, now_s: float) -> StepBudget:
         """The smallest budget held; ``NO_BUDGET``: none is."""
         held = [one for one in self._held.values() if _holds(one, now_s)]
-        return min((StepBudget(one.tokens, one.every) for one in held), default=NO_BUDGET)
+        return min(
+            (StepBudget(one.tokens, one.every) for one in held), key=packed, default=NO_BUDGET
+        )
+
+
+def packed(budget: StepBudget) -> int:
+    """The budget in one number; a smaller one has fewer tokens a step, whole ones, on average."""
+    a_step, further = divmod(budget.tokens, budget.every)
+    return (a_step * MOST_EVERY + further) * MOST_EVERY + budget.every
+
+
+def unpacked(number: int) -> StepBudget:
+    """The budget that ``packed`` has made the number of."""
+    rest, every = divmod(number, MOST_EVERY)
+    a_step, further = divmod(rest, MOST_EVERY)
+    return StepBudget(a_step * every + further, every)
 
 
 def _holds(told: BudgetMessage, now_s: float) -> bool:

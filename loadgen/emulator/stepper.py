@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from engine_patches.stream.prompt_leases import AGREE_STEPS, NO_BUDGET
+from engine_patches.stream.prompt_leases import AGREE_STEPS, NO_BUDGET, packed
 from engine_patches.stream.publisher import HEARTBEAT_S
 from loadgen.emulator.emulated_worker import EmulatedWorker
 from loadgen.emulator.record import StepRecord
@@ -130,7 +130,7 @@ class Stepper:
         workers = [worker for worker in self._workers.values() if worker.model.live]
         if len(self._workers) == 1 or self.group.steps % AGREE_STEPS == 1:
             told = (worker.stream.told_prompt_budget for worker in workers)
-            self._prompt_budget = min(told, default=NO_BUDGET)
+            self._prompt_budget = min(told, key=packed, default=NO_BUDGET)
         for worker in workers:
             worker.bound_prompts(self._prompt_budget, self.group.steps - self._rested)
 

@@ -12,7 +12,7 @@ from router.core.rounds.decider import Decider
 from router.core.state.group import Group
 from router.core.state.worker import Worker
 from router.core.step_fit import NUMBERS
-from router.core.step_time import StepTime
+from router.core.step_time import StepBudget, StepTime
 from router.core.types import StateSource
 
 _SIGNALS = {
@@ -55,6 +55,8 @@ def facts(
         found.append(_loads(live))
     if group.serves is None:
         found += [_waiting(group), _cost(group)]
+    if group.prompt_budget is not None:
+        found.append(_prompt_budget(live, group.prompt_budget))
     found.append(_prefixes(group))
     found.append(_power(len(live), powered, footing))
     if decider is None:
@@ -147,6 +149,18 @@ def _cost(group: Group) -> Fact:
     if found.known:
         text = f"{text} With 95 % certainty from {low.formula} to {high.formula}."
     return Fact("Cost of a step", "good", text)
+
+
+def _prompt_budget(live: Sequence[Worker], told: StepBudget) -> Fact:
+    every = f" of every {told.every} steps, none in the others" if told.every > 1 else ""
+    text = f"At most {told.tokens:,} prompt tokens in a step{every}."
+    kept = [worker.feed and worker.feed.prompt_budget for worker in live]
+    if all(kept):
+        return Fact("Prompt budget", "good", text)
+    lost = f"{_count(len(kept) - sum(map(bool, kept)))} had no bound in the last step"
+    return Fact(
+        "Prompt budget", "fallback", f"{text} But {lost}: the plug-in's prompt_budget bounds it."
+    )
 
 
 def _prefixes(group: Group) -> Fact:

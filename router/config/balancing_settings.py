@@ -151,6 +151,13 @@ class BalancingSettings(SettingGroup):
             raise ValueError(f"prompt_budget takes auto, or tokens above 0, got {value}")
         return text
 
+    @field_validator("target_ttft_s", "target_tpot_s")
+    @classmethod
+    def _used_target(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None and info.data.get("prompt_budget", "auto") != "auto":
+            raise ValueError("--target-ttft and --target-tpot need --prompt-budget auto")
+        return value
+
     @field_validator("step_time")
     @classmethod
     def _readable_step_time(cls, value: str) -> str:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_patches.plugin.prompt_bound import PromptBound
-from engine_patches.stream.prompt_leases import AGREE_STEPS, NO_BUDGET
+from engine_patches.stream.prompt_leases import AGREE_STEPS, NO_BUDGET, packed, unpacked
 from router.core.step_time import StepBudget
 from router.core.wire import BUDGET_LEASE_S, MOST_EVERY, BudgetMessage
 
@@ -62,10 +62,6 @@ class Collective:
         return self._result
 
 
-def packed(budget: StepBudget) -> int:
-    return budget.tokens * MOST_EVERY + budget.every
-
-
 MESSAGE = st.fixed_dictionaries(
     {
         "rank": st.integers(0, RANKS - 1),
@@ -101,7 +97,7 @@ def test_all_ranks_have_one_budget_in_each_step(
         for rank, time_s in zip(ranks, times_s, strict=True):
             assert rank.step() == bound
             rank.now_s += time_s
-        least = min(rank.told for rank in ranks)
+        least = min((rank.told for rank in ranks), key=packed)
         collective = Collective(packed(least))
         for rank in ranks:
             rank.prompts.stepped(number, collective.least)
@@ -110,15 +106,27 @@ def test_all_ranks_have_one_budget_in_each_step(
             agreed = least
 
 
+BUDGET = st.builds(StepBudget, st.integers(1, 1 << 32), st.integers(1, MOST_EVERY - 1))
+
+
+@given(BUDGET, BUDGET)
+def test_the_least_budget_has_the_fewest_tokens_a_step(one: StepBudget, other: StepBudget) -> None:
+    """Up to a token; vLLM reduces 64-bit numbers."""
+    assert unpacked(packed(one)) == one
+    assert packed(NO_BUDGET) < packed(one) < 1 << 63
+    least, most = sorted((one, other), key=packed)
+    assert least.tokens // least.every <= most.tokens // most.every
+
+
 @given(st.lists(MESSAGE, max_size=20), st.floats(0, BUDGET_LEASE_S))
 def test_a_lease_ends_by_itself(messages: Sequence[Mapping[str, Any]], waited_s: float) -> None:
     rank = Rank(0.0)
     for message in messages:
         rank.hear(message)
     held = [m for m in messages if m["times"] and m["late_s"] < BUDGET_LEASE_S]
-    assert rank.told in ([(m["tokens"], m["every"]) for m in held] or [NO_BUDGET])
+    assert rank.told in ([StepBudget(m["tokens"], m["every"]) for m in held] or [NO_BUDGET])
     before = rank.told
     rank.now_s += waited_s
-    assert before <= rank.told or rank.told == NO_BUDGET
+    assert packed(before) <= packed(rank.told) or rank.told == NO_BUDGET
     rank.now_s += BUDGET_LEASE_S
     assert rank.told == NO_BUDGET

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from router.admin.facts import Footing, facts
 from router.core.events import GaugesReceived, WorkerDown
@@ -16,7 +17,7 @@ from router.core.rounds.decider import Decider
 from router.core.state.cluster import Cluster
 from router.core.state.foreign_load import Gauges
 from router.core.step_fit import FittedStepTime
-from router.core.step_time import StepTime
+from router.core.step_time import StepBudget, StepTime
 from router.core.types import (
     Content,
     Dispatch,
@@ -148,6 +149,19 @@ def test_the_cost_of_a_step_is_learned_unless_it_is_fixed() -> None:
     cluster.fix_step_time(StepTime(5e-3, 0.0, 4e-5))
     said = "5 ms + 40 us per request of the slowest worker, as --step-time says."
     assert told(cluster)["Cost of a step"] == ("fallback", said)
+
+
+def test_the_prompt_budget_and_who_keeps_it() -> None:
+    cluster = cluster_of(*TWO)
+    assert "Prompt budget" not in told(cluster)
+    cluster.groups["default"].prompt_budget = StepBudget(2048, 8)
+    for worker_id, kept in (("a", 2048), ("b", None)):
+        show(cluster, replace(snapshot("full", 1), prompt_budget=kept), worker_id=worker_id)
+    said = "At most 2,048 prompt tokens in a step of every 8 steps, none in the others."
+    lost = "But 1 worker had no bound in the last step: the plug-in's prompt_budget bounds it."
+    assert told(cluster)["Prompt budget"] == ("fallback", f"{said} {lost}")
+    show(cluster, replace(snapshot("full", 2), prompt_budget=2048), worker_id="b")
+    assert told(cluster)["Prompt budget"] == ("good", said)
 
 
 def test_no_interval_is_told_where_no_number_is_known() -> None:

@@ -251,6 +251,14 @@ def test_prompt_budgets_that_are_none(given: object) -> None:
         load_settings({"prompt_budget": given})
 
 
+@pytest.mark.parametrize("budget", [None, 512])
+@pytest.mark.parametrize("target", ["target_ttft_s", "target_tpot_s"])
+def test_targets_need_a_budget_that_follows_them(target: str, budget: int | None) -> None:
+    given = {target: 0.04} | ({} if budget is None else {"prompt_budget": budget})
+    with pytest.raises(ConfigError, match="--target-tpot need --prompt-budget auto"):
+        load_settings(given)
+
+
 # --- workers --------------------------------------------------------------------------------------
 
 

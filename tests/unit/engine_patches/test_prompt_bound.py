@@ -8,7 +8,9 @@ import pytest
 from engine_patches.plugin.compat_prompts import PromptTokens, watch_group_steps
 from engine_patches.plugin.prompt_bound import PromptBound
 from engine_patches.plugin.settings import PlugInError
-from router.core.wire import BUDGET_LEASE_S, MOST_EVERY, BudgetMessage
+from engine_patches.stream.prompt_leases import packed
+from router.core.step_time import StepBudget
+from router.core.wire import BUDGET_LEASE_S, BudgetMessage
 from tests.support import plugin_engine
 from tests.support.plugin_engine import FakeScheduler, Request
 
@@ -52,6 +54,17 @@ def test_an_engine_alone_keeps_the_least_budget_until_its_lease_ends() -> None:
     assert engine.step() == (90, 90)
     engine.now_s += BUDGET_LEASE_S / 2
     assert (engine.step(), engine.bound.tokens) == ((8192, 0), 0)
+
+
+def test_of_two_routers_the_one_with_fewer_tokens_a_step_counts() -> None:
+    engine = Bounded()
+    engine.told(100)
+    engine.told(1000, "other", every=20)
+    made = [engine.step() for _ in range(40)]
+    assert made.count((1000, 1000)) == 2
+    assert made.count((0, 0)) == 38
+    engine.told(40, "third")
+    assert engine.step() == (40, 40)
 
 
 def test_what_comes_late_or_again_is_not_held() -> None:
@@ -135,12 +148,12 @@ def test_ranks_take_the_least_after_the_same_steps(monkeypatch: pytest.MonkeyPat
     core: Any = plugin_engine.DPEngineCoreProc
     monkeypatch.setattr(core, "_has_global_unfinished_reqs", core._has_global_unfinished_reqs)
     watch_group_steps(engine.bound.stepped)
-    rank = core(*(tokens * MOST_EVERY + 1 for tokens in (60, 90)))
+    rank = core(*(packed(StepBudget(tokens)) for tokens in (60, 90)))
     engine.told(70)
     assert engine.step() == (8192, 0), "nothing is agreed on yet"
     assert rank._has_global_unfinished_reqs(True) is True
     assert engine.step() == (60, 60)
-    rank.dp_group = (1, 90 * MOST_EVERY + 1)
+    rank.dp_group = (1, packed(StepBudget(90)))
     for _ in range(7):
         rank._has_global_unfinished_reqs(True)
         assert engine.step() == (60, 60)
@@ -178,7 +191,7 @@ def test_a_rank_that_failed_agrees_on_none(monkeypatch: pytest.MonkeyPatch) -> N
     engine.bound.open()
     assert (engine.bound.failed, engine.bound.tokens) == (True, 0)
     engine.bound.stepped(9, least)
-    assert given == [70 * MOST_EVERY + 1, 1]
+    assert given == [packed(StepBudget(70)), 1]
 
 
 def test_a_vllm_that_does_not_tell_of_steps_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
