@@ -33,6 +33,7 @@ class Fleet:
     pool: int = 64
     step_time: str = "4.95e-3,9.5e-8"  # as ``evenstep emulate`` takes it
     stream_interval: int = 16  # tokens per streamed event
+    prefill_workers: int = 0  # further ones
     more: tuple[str, ...] = ()  # further options of ``evenstep emulate``
 
     @property
@@ -42,7 +43,11 @@ class Fleet:
     @property
     def ports(self) -> int:
         """One per worker, the fault port, two per state stream, the router's."""
-        return 3 * self.workers + 2
+        return 3 * self.ranks + 2
+
+    @property
+    def ranks(self) -> int:
+        return self.workers + self.prefill_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +106,12 @@ def execute(plan: RunPlan, fleet: Fleet, folder: Path, timeout_s: float) -> Outc
 
 @contextlib.contextmanager
 def serving(
-    plan: RunPlan, fleet: Fleet, files: Path, *flags: str
+    plan: RunPlan, fleet: Fleet, files: Path, *flags: str, program: Sequence[str] = ()
 ) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Start a fresh fleet behind a fresh router, yield its URL and the engines' features; end both.
 
-    Record and logs are ``files``, with suffixes; ``flags`` are the router's. EvenstepError: a
-    process did not start.
+    Record and logs are ``files``, with suffixes; ``flags`` are the router's, and ``program`` what
+    starts it instead of ``evenstep``. EvenstepError: a process did not start.
     """
     first_port = free_ports(fleet.ports)
     record_file = _record_file(files)
@@ -114,6 +119,7 @@ def serving(
     emulate = [
         "emulate",
         *("--workers", str(fleet.workers), "--slots", str(fleet.slots), "--port", str(first_port)),
+        *("--prefill-workers", str(fleet.prefill_workers)),
         *("--step-time", fleet.step_time, "--time-scale", f"{plan.time_scale:g}"),
         *("--stream-interval", str(fleet.stream_interval), "--seed", str(plan.seed)),
         *("--record", str(record_file), "--json", str(_ready_file(record_file))),
@@ -126,7 +132,7 @@ def serving(
         url = f"http://127.0.0.1:{port}"
         specs = [worker["spec"] for worker in ready["workers"]]
         serve = [
-            *("serve", "--port", str(port), "--log-level", "warning"),
+            *(*program[1:], "serve", "--port", str(port), "--log-level", "warning"),
             *("--policy", plan.policy, "--dispatch", plan.dispatch.value),
             *("--seed", str(plan.seed)),
             *(argument for spec in specs for argument in ("--worker", spec)),
@@ -134,8 +140,9 @@ def serving(
             *("--queue-timeout", f"{QUEUE_TIMEOUT_S * plan.time_scale:g}"),
             *flags,
         ]
-        with Child(serve, files.with_name(f"{files.name}.router.log")) as router:
-            router.until(lambda: _all_up(url, fleet.workers), READY_TIMEOUT_S)
+        log = files.with_name(f"{files.name}.router.log")
+        with Child(serve, log, program[0] if program else None) as router:
+            router.until(lambda: _all_up(url, fleet.ranks), READY_TIMEOUT_S)
             yield url, ready["engines"]
 
 

@@ -1,7 +1,8 @@
 """Prefill and decode apart, prefixes cached at both: our default beside kv_cost and prefix_score.
 
     python tests/bench/bench_prefill_decode.py [--cases mooncake,mooncake-busy,azure,azure-busy]
-        [--arms bfio,through,kv_cost,prefix_score] [--seeds 3] [--json FILE]
+        [--arms bfio,through,kv_cost,prefix_score] [--seeds 3] [--live] [--time-scale 4]
+        [--requests N] [--json FILE]
 
 Simulated: the live dispatcher decides, on an event loop whose time passes only while nothing is to
 be done, before the engines of the emulated fleet. 6 prefill workers, each stepping alone, and 8
@@ -10,43 +11,60 @@ go through the prefill workers. kv_cost and prefix_score choose the worker at bo
 it has cached there, and dispatch on arrival at the second. Seeds are of the arrivals, and of
 Azure's requests; the first fifth of the requests counts in the shares alone. --json takes a part
 for each case.
+
+--live: `evenstep serve` before the emulated fleet, real HTTP, beside the simulation of the same
+requests at the same times, all of which count. For arms other than bfio the bench starts the
+router, and changes in it what the simulation does.
 """
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 
+import httpx
 import numpy as np
 
+from loadgen.demo.run import Fleet as Processes
+from loadgen.demo.run import RunPlan, replay_arguments, serving
 from loadgen.engine.engine import Engine
 from loadgen.engine.kv_handoff import Fetch, TransferTime
 from loadgen.engine.prefill_settings import PrefillTime
 from loadgen.engine.prefix_cache import PrefixCache
 from loadgen.engine.request import EngineRequest
-from loadgen.report.origin import Engines, origin, write_part
+from loadgen.replay.workload import Arrivals, plan
+from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_part
+from loadgen.run.child_processes import Child
 from loadgen.simulator.serving.rank import Rank
 from loadgen.simulator.serving.serving_config import ServingArrivals, ServingConfig
 from loadgen.simulator.serving.turns import Turn, turns_of
 from loadgen.traces.trace import Trace, load_trace
+from router import cli
 from router.config.serve_settings import ServeSettings
 from router.core.events import Fetched, SnapshotReceived, WorkerUp
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
-from router.core.policies.policy_table import POLICIES, PolicySettings
+from router.core.policies.policy_table import POLICIES
 from router.core.state.cluster import Cluster
+from router.core.state.group import Group
 from router.core.step_time import StepTime
-from router.core.types import Assignment, Dispatch, Hits, Outcome, Request, WorkerSpec, WorkerView
+from router.core.types import Assignment, Dispatch, Outcome, Request, WorkerSpec, WorkerView
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.group_queue import DispatchSettings
+from router.dispatch.group_queue import DispatchSettings, GroupQueue
+from router.serve import router as served
 from router.serve.balancing import deciding
 
 CODE = (
     *("router/core", "router/dispatch", "loadgen/engine", "loadgen/simulator/serving"),
     *("loadgen/traces", "tests/bench/bench_prefill_decode.py"),
 )
+LIVE_CODE = (*SERVING, *EMULATION, "loadgen/replay", *CODE[3:])
 GROUP, STAGE = "default", "default/prefill"
 PREFILLS, DECODES, SLOTS, KV_TOKENS, CHUNK, BLOCK = 6, 8, 128, 1_000_000, 2048, 64
 DECODE = StepTime(5e-3, 9.5e-8, per_prompt_token_s=5e-5)
@@ -54,6 +72,8 @@ PREFILL = PrefillTime().step_time
 ARMS = ("bfio", "through", "kv_cost", "prefix_score")
 WARMUP = 0.2
 FOREVER_S = 1e9
+KEPT_S, TIMEOUT_S = 30.0, 900.0
+ROUTER = "--router"  # the bench is the router: what follows is for ``evenstep``
 
 
 @dataclass(frozen=True)
@@ -90,7 +110,14 @@ class Row:
     tpot_mean_s: float
     tpot_p99_s: float
     passed_share: float
-    decode_hit_share: float
+    decode_hit_share: float | None = None
+
+
+def served_as(arm: str) -> tuple[str, Dispatch]:
+    """The router's policy and dispatch."""
+    if arm in POLICIES and arm != "bfio":
+        return arm, Dispatch.INSTANT
+    return "bfio", Dispatch.POOL
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -116,14 +143,29 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 class SeesCaches(Policy):
     """A rule that counts what a worker need not fetch."""
 
-    def __init__(self, rule: Policy, hits: Hits) -> None:
+    def __init__(self, rule: Policy, group: Group) -> None:
         self._rule = rule
-        self._hits = hits
+        self._group = group
 
     def assign(
         self, waiting: Sequence[Request], workers: Sequence[WorkerView], known: Known = NOTHING
     ) -> Sequence[Assignment]:
-        return self._rule.assign(waiting, workers, replace(known, hits=self._hits))
+        told = partial(self._group.prefixes.hits, worker_ids=[worker.id for worker in workers])
+        known = replace(known, hits=self._group.prefix_hits or told)
+        return self._rule.assign(waiting, workers, known)
+
+
+class AllThrough(Dispatcher):
+    """All prompts go through the prefill workers; a rule chooses at both stages."""
+
+    def send_past(self, request: Request) -> None:
+        """Never."""
+
+    def _make_queue(self, group: Group) -> GroupQueue:
+        queue, rule = super()._make_queue(group), self._make_policy()
+        if not rule.solves:
+            queue.decider.policy = SeesCaches(rule, group)
+        return queue
 
 
 class Barrier:
@@ -170,18 +212,15 @@ class Fleet:
         self.loop = asyncio.get_running_loop()
         self.first: dict[str, asyncio.Future[float]] = {}
         self.ended: dict[str, asyncio.Future[float]] = {}
-        self._arm = arm
         self._turns = {f"es-{turn.number:020x}": turn for turn in turns}
         self._transfer = TransferTime(per_token_s=token_s)
         self._hit_tokens = 0
-        rule = arm if arm in POLICIES else "bfio"
+        rule, dispatch = served_as(arm)
         chosen = deciding(ServeSettings(policy=rule, seed=seed))
-        settings = ServeSettings(
-            dispatch=Dispatch.POOL if rule == "bfio" else Dispatch.INSTANT, policy=rule
-        ).of(DispatchSettings)
+        settings = ServeSettings(dispatch=dispatch, policy=rule).of(DispatchSettings)
         specs = [WorkerSpec(f"d{rank}", "", slots=SLOTS) for rank in range(DECODES)]
         specs += [WorkerSpec(f"p{rank}", "", role="prefill") for rank in range(PREFILLS)]
-        self.dispatcher = Dispatcher(
+        self.dispatcher = (Dispatcher if arm == "bfio" else AllThrough)(
             Cluster(specs, lockstep={GROUP}),
             chosen.policy,
             chosen.fallback,
@@ -199,9 +238,6 @@ class Fleet:
             if name == STAGE:
                 for rank in ranks:
                     self._barriers[rank.worker_id] = Barrier(self, [rank], PREFILL)
-            if rule != "bfio":
-                policy = POLICIES[rule].make(PolicySettings(seed=seed))
-                self.dispatcher.deciders[name].policy = SeesCaches(policy, group.prefix_hits)
 
     def _rank(self, spec: WorkerSpec, place: int) -> Rank:
         slots = SLOTS if spec.role != "prefill" else CHUNK - 1
@@ -229,7 +265,7 @@ class Fleet:
         port, prompt, fetch = self.dispatcher, turn.prompt_tokens, None
         arrival_s = self.loop.time()
         request = Request(f"es-{turn.number:020x}", STAGE, prompt, arrival_s=arrival_s, exact=True)
-        past = port.send_past(request) if self._arm == "bfio" else None
+        past = port.send_past(request)
         if past is None:
             worker = await port.submit(request)
             computing = EngineRequest(
@@ -266,12 +302,12 @@ class Fleet:
         self._barriers[worker_id].wake()
         return first, ended
 
-    async def run(self) -> dict[str, float]:
+    async def run(self, warmup: float) -> dict[str, float]:
         ticking = asyncio.create_task(self.dispatcher.run())
         turns = self._turns.values()
         found = await asyncio.gather(*map(self.serve, turns))
         ticking.cancel()
-        ttft, tpot = np.array(found[int(WARMUP * len(found)) :]).T
+        ttft, tpot = np.array(found[int(warmup * len(found)) :]).T
         stats = self.dispatcher.deciders[STAGE].stats
         errors = sum(each.stats.policy_errors for each in self.dispatcher.deciders.values())
         assert not errors
@@ -285,14 +321,18 @@ class Fleet:
         }
 
 
-def turns(case: Case, seed: int) -> list[Turn]:
-    trace = load_trace(case.trace)
+def turns(case: Case, seed: int, *, live: bool) -> list[Turn]:
+    """The requests; with ``live`` those of a replay."""
+    trace, arrivals = load_trace(case.trace), ServingArrivals("poisson", case.rate)
     rows = trace.sample(case.requests, seed)
+    if live:
+        rows = plan(trace, Arrivals("poisson", case.rate), case.requests, seed)
+        arrivals = ServingArrivals("trace", 1.0)
     return turns_of(
         ServingConfig(
             policy="bfio",
             trace=Trace(trace.name, "drawn", rows),
-            arrivals=ServingArrivals("poisson", case.rate),
+            arrivals=arrivals,
             requests=case.requests,
             block_tokens=BLOCK,
             seed=seed,
@@ -300,33 +340,120 @@ def turns(case: Case, seed: int) -> list[Turn]:
     )
 
 
-def run(case: Case, arm: str, seed: int) -> Row:
+def simulated(case: Case, arm: str, seed: int, *, live: bool = False) -> Row:
     async def whole() -> dict[str, float]:
-        return await Fleet(arm, turns(case, seed), seed, case.token_s).run()
+        fleet = Fleet(arm, turns(case, seed, live=live), seed, case.token_s)
+        return await fleet.run(0.0 if live else WARMUP)
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return Row(arm, seed, **runner.run(whole()))
 
 
+def served_live(
+    case: Case, arm: str, seed: int, scale: float, folder: Path
+) -> tuple[Row, float, Mapping[str, object]]:
+    """One run, the 99th percentile of the client's lateness, and the engines' features."""
+    fleet = Processes(
+        *(DECODES, SLOTS, 0, str(DECODE)),
+        prefill_workers=PREFILLS,
+        more=(
+            *("--kv-tokens", str(KV_TOKENS), "--block-tokens", str(BLOCK)),
+            *("--batch-tokens", str(CHUNK), "--kv-transfer-time", f"1e-3,{case.token_s}"),
+        ),
+    )
+    planned = RunPlan(
+        *served_as(arm),
+        requests=case.requests,
+        cap_tokens=load_trace(case.trace).max_output_tokens,
+        seed=seed,
+        time_scale=scale,
+        warmup=0.0,
+        starvation_s=ServeSettings().starvation_s,
+        trace=case.trace,
+        arrivals=f"poisson:{case.rate:g}",
+    )
+    program = () if arm == "bfio" else (sys.executable, __file__, ROUTER)
+    flags = ("--kv-expiry", f"{KEPT_S * scale:g}")
+    files, report = folder / arm, folder / "report.json"
+    report.unlink(missing_ok=True)
+    with serving(planned, fleet, files, *flags, program=program) as (url, engines):
+        with Child(replay_arguments(planned, fleet, url, report), folder / "replay.log") as client:
+            client.finish(TIMEOUT_S)
+        metrics = httpx.get(f"{url}/metrics", timeout=TIMEOUT_S, trust_env=False).text
+    found = json.loads(report.read_bytes())
+    if found["completed"] != case.requests:
+        raise SystemExit(f"{arm}: {found['completed']} completed, {found['errors']}")
+    (past,) = re.findall(
+        rf'^evenstep_prefills_passed_total{{group="{STAGE}"}} (\S+)$', metrics, re.M
+    )
+    times = {
+        f"{name}_{part}_s": found[f"{part}_{name}_ms"] / 1e3
+        for name, part in product(("ttft", "tpot"), ("mean", "p99"))
+    }
+    row = Row(arm, seed, **times, passed_share=float(past) / case.requests)
+    return row, found["p99_lateness_ms"] / 1e3, engines
+
+
+def beside_live(given: argparse.Namespace, name: str, arms: Sequence[str]) -> None:
+    """Runs of a case whose order turns around with each seed."""
+    case, scale = CASES[name], given.time_scale
+    case = replace(case, requests=given.requests or case.requests)
+    rows, physics = list[dict[str, object]](), dict[str, object]()
+    with tempfile.TemporaryDirectory() as folder:
+        for seed, arm in product(range(given.seeds), arms):
+            arm = arm if seed % 2 == 0 else arms[-1 - arms.index(arm)]
+            expected = simulated(case, arm, seed, live=True)
+            row, lateness_s, engines = served_live(case, arm, seed, scale, Path(folder))
+            print(f"live, client late by {lateness_s:.3f} s (p99): {told(name, row)}")
+            print(f"simulated: {told(name, expected)}", flush=True)
+            both = {"live": asdict(row), "simulated": asdict(expected)}
+            rows.append({"arm": arm, "seed": seed, "lateness_p99_s": lateness_s, **both})
+            physics = dict(engines)
+    if given.json:
+        part = {**asdict(case), "time_scale": scale, "rows": rows}
+        write_part(given.json, name, part, origin(Engines.EMULATED, LIVE_CODE, physics))
+
+
+def told(name: str, row: Row) -> str:
+    hits = row.decode_hit_share
+    return (
+        f"{name}, {row.arm}, seed {row.seed}: TTFT {row.ttft_mean_s:.3f} s (p99 "
+        f"{row.ttft_p99_s:.2f}), TPOT {1e3 * row.tpot_mean_s:.2f} ms (p99 "
+        f"{1e3 * row.tpot_p99_s:.1f}), past {row.passed_share:.1%}"
+        + ("" if hits is None else f", not fetched {hits:.1%}")
+    )
+
+
+def route(arguments: Sequence[str]) -> None:
+    """``evenstep`` with an arm's dispatcher."""
+    vars(served)["Dispatcher"] = AllThrough
+    sys.argv = ["evenstep", *arguments]
+    cli.main()
+
+
 def main() -> None:
+    if sys.argv[1:2] == [ROUTER]:
+        route(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--live", action="store_true")
+    parser.add_argument("--time-scale", type=float, default=4.0)
+    parser.add_argument("--requests", type=int)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    arms = given.arms.split(",")
     for name in given.cases.split(","):
+        if given.live:
+            beside_live(given, name, arms)
+            continue
         rows = list[Row]()
-        for seed, arm in product(range(given.seeds), given.arms.split(",")):
-            row = run(CASES[name], arm, seed)
+        for seed, arm in product(range(given.seeds), arms):
+            row = simulated(CASES[name], arm, seed)
             rows.append(row)
-            print(
-                f"{name}, {arm}, seed {seed}: TTFT {row.ttft_mean_s:.3f} s (p99 "
-                f"{row.ttft_p99_s:.2f}), TPOT {1e3 * row.tpot_mean_s:.2f} ms (p99 "
-                f"{1e3 * row.tpot_p99_s:.1f}), past {row.passed_share:.1%}, "
-                f"not fetched {row.decode_hit_share:.1%}",
-                flush=True,
-            )
+            print(told(name, row), flush=True)
         if given.json:
             part = {**asdict(CASES[name]), "rows": [asdict(row) for row in rows]}
             write_part(given.json, name, part, origin(Engines.SIMULATED, CODE))
