@@ -1,5 +1,6 @@
 """Tables of prefix caches: what knowing them costs, and how right the router is about texts."""
 
+from collections.abc import Iterator
 from statistics import fmean
 
 from docs.kept_figures import Figures, Row, kept, words_table
@@ -151,19 +152,11 @@ _ARMS = {"through": "`bfio`, all through prefill workers", "bfio": "`bfio`"}
 def short_misses() -> Table:
     """Prefill and decode apart, with prefix caches at both: means over seeds, and each seed's."""
     rows = []
-    for found in kept("handoff/short_misses.json").values():
-        ours = [run for run in found["rows"] if run["arm"] == "bfio"]
-        load = f"{_LOADS[found['trace']]}, {found['rate']:g}/s"
-        for arm in dict.fromkeys(run["arm"] for run in found["rows"]):
-            runs = [run for run in found["rows"] if run["arm"] == arm]
-            times = [
-                _beside(runs, ours, f"{name}_mean_s", scale, digits)
-                for name, scale, digits in (("ttft", 1, 3), ("tpot", 1e3, 2))
-            ]
-            past = fmean(run["passed_share"] for run in runs)
-            hits = fmean(run["decode_hit_share"] for run in runs)
-            shares = f"{100 * past:.1f} %", f"{100 * hits:.1f} %"
-            rows.append((load, _ARMS.get(arm, f"`{arm}`"), *times, *shares))
+    for load, arm, runs, ours in _misses("handoff/short_misses.json"):
+        past = fmean(run["passed_share"] for run in runs)
+        hits = fmean(run["decode_hit_share"] for run in runs)
+        shares = f"{100 * past:.1f} %", f"{100 * hits:.1f} %"
+        rows.append((load, arm, _time(runs, ours, "ttft"), _time(runs, ours, "tpot"), *shares))
     header = (
         *("trace, rate", "policy", "TTFT, s (of `bfio`'s, each seed's)", "TPOT, ms (the same)"),
         *("prompts past prefill workers", "prompt tokens not fetched"),
@@ -171,9 +164,41 @@ def short_misses() -> Table:
     return words_table(header, rows)
 
 
-def _beside(runs: list[Figures], ours: list[Figures], name: str, scale: float, digits: int) -> str:
-    mean = scale * fmean(run[name] for run in runs)
+def short_misses_live() -> Table:
+    """Live router and emulated engines beside the simulation of the same requests."""
+    rows = []
+    for load, arm, runs, ours in _misses("handoff/short_misses_live.json"):
+        ways = [([run[how] for run in runs], [run[how] for run in ours]) for how in _HOW]
+        times = [_time(its, best, name) for name in _UNITS for its, best in ways]
+        past = [f"{100 * fmean(run['passed_share'] for run in its):.1f}" for its, _ in ways]
+        late = 1e3 * max(run["lateness_p99_s"] for run in runs)
+        rows.append((load, arm, *times, f"{' / '.join(past)} %", f"{late:.0f} ms"))
+    header = (
+        *("trace, rate", "policy", "TTFT, s: live (of `bfio`'s, each seed's)", "simulated"),
+        *("TPOT, ms: live", "simulated", "past prefill workers: live / simulated"),
+        "client late (p99)",
+    )
+    return words_table(header, rows)
+
+
+_HOW = "live", "simulated"
+_UNITS = {"ttft": (1, 3), "tpot": (1e3, 2)}  # factor, digits
+
+
+def _misses(file: str) -> Iterator[tuple[str, str, list[Figures], list[Figures]]]:
+    """Load, policy, its runs, and those of bfio."""
+    for found in kept(file).values():
+        ours = [run for run in found["rows"] if run["arm"] == "bfio"]
+        load = f"{_LOADS[found['trace']]}, {found['rate']:g}/s"
+        for arm in dict.fromkeys(run["arm"] for run in found["rows"]):
+            runs = [run for run in found["rows"] if run["arm"] == arm]
+            yield load, _ARMS.get(arm, f"`{arm}`"), runs, ours
+
+
+def _time(runs: list[Figures], ours: list[Figures], name: str) -> str:
+    key, (scale, digits) = f"{name}_mean_s", _UNITS[name]
+    mean = f"{scale * fmean(run[key] for run in runs):.{digits}f}"
     if runs == ours:
-        return f"{mean:.{digits}f}"
-    ratios = [run[name] / own[name] for run, own in zip(runs, ours, strict=True)]
-    return f"{mean:.{digits}f} (x {min(ratios):.2f} to {max(ratios):.2f})"
+        return mean
+    ratios = [run[key] / own[key] for run, own in zip(runs, ours, strict=True)]
+    return f"{mean} (x {min(ratios):.2f} to {max(ratios):.2f})"

@@ -277,6 +277,7 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "switches": switches,
     "hand-off": handoff,
     "short misses": prefix_tables.short_misses,
+    "short misses, live": prefix_tables.short_misses_live,
     "engine model": engine_model,
     "kept files": kept_files,
 }

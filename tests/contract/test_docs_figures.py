@@ -189,3 +189,16 @@ def test_whole_engines_are_simulated_as_they_are_live(file: str) -> None:
     most = max(abs(off) for row in rows for off in row["off"])
     assert most <= 0.15
     assert f"within {math.ceil(100 * most)} % of the simulated ones" in words(text_of(LIVE))
+
+
+def test_with_prefill_workers_our_first_tokens_are_live_first_or_near() -> None:
+    """And all times are near the simulated ones."""
+    for found in read_figures(ROOT / "tests/data/handoff/short_misses_live.json").values():
+        rows = found["rows"]
+        ttft_s = {
+            arm: fmean(row["live"]["ttft_mean_s"] for row in rows if row["arm"] == arm)
+            for arm in {row["arm"] for row in rows}
+        }
+        assert ttft_s["bfio"] <= 1.03 * min(ttft_s.values())
+        for name in ("ttft_mean_s", "tpot_mean_s"):
+            assert all(abs(row["live"][name] / row["simulated"][name] - 1) <= 0.1 for row in rows)
