@@ -20,6 +20,7 @@ WIDTH = 3  # a row's values that always count: tokens, requests, prompt tokens
 # Every choice of further terms; the first has none.
 CHOICES = np.array([(True,) * WIDTH + more for more in product((False, True), repeat=len(EXTRAS))])
 _SHUT = 1e12  # precision of a cost that must be 0, against those of the data
+_APART = 1e-12  # least part of a term that no other explains; without it equations may be singular
 _LEAST_SPREAD = 1e-5  # relative; below, clocks make the difference
 # A hiccup is this many standard deviations off. At most a share of the steps are hiccups.
 _FAR, _MOST_HICCUPS = 6.0, 0.05
@@ -229,6 +230,7 @@ def _costs(normal: _Normal, prior: float, open_: Flags) -> Floats:
     while True:
         left = normal.gram + (prior + hard * shut)[:, :, None] * np.eye(size)
         left += no_base[:, None, None] * whole[0]
+        left *= 1 + _APART * np.eye(size)
         right = normal.moments + no_base[:, None] * whole[1]
         scaled = np.where(shut, 0.0, np.linalg.solve(left, right[:, :, None])[:, :, 0])
         base_s = normal.mean_s - (scaled / normal.scales) @ normal.means
@@ -249,7 +251,7 @@ def _least_squares(terms: Floats, seconds: Floats, weights: Floats) -> Solution:
     prior = 1 / normal.deviation_s**2
     costs = _costs(normal, prior, np.ones((1, WIDTH), np.bool_))[0]
     # Errors as if costs could be negative: robust to steps that vary unequally.
-    inverse = np.linalg.inv(normal.gram + prior * np.eye(WIDTH))
+    inverse = np.linalg.inv((normal.gram + prior * np.eye(WIDTH)) * (1 + _APART * np.eye(WIDTH)))
     free = inverse @ normal.moments / normal.scales
     free = np.array((normal.mean_s - free @ normal.means, *free))
     pull = (seconds - free[0] - _times(terms, free[1:])) * weights

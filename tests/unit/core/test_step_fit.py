@@ -381,3 +381,18 @@ def test_no_further_term_is_kept_where_there_is_none() -> None:
 def test_batches_are_padded_to_the_sizes_of_graphs() -> None:
     sizes = {0: 0, 1: 1, 2: 2, 3: 4, 5: 8, 64: 64, 65: 72, 257: 272}
     assert {batch: graph_size(batch) for batch in sizes} == sizes
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_terms_that_vary_in_a_few_early_steps_alone_are_told_apart_or_not(seed: int) -> None:
+    """Ten steps at first have other requests and no prompts; the others leave no noise."""
+    rng, fit, cost = np.random.default_rng(seed), StepFit(), StepTime(11e-3, 9.5e-8, 0, 5e-6)
+    for number in range(600):
+        early = number < 10
+        prompts = [0] * 4 if early else rng.integers(500, 2500, 4).tolist()
+        loads = rng.integers(4000, 30000, 4).tolist()
+        step = Made(loads, [3 if early else 2] * 4, prompts, [each * 2000.0 for each in prompts])
+        learn(fit, step, (3 if early else 1) * (cost.base_s + max(work(cost, step))))
+    found = fit.finish()
+    assert found is not None
+    assert found.per_prompt_token_s == pytest.approx(cost.per_prompt_token_s, rel=0.01)
