@@ -15,10 +15,9 @@ time does not overtake it, so none waits for ever. The rule is our own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress, islice
+from itertools import islice
 
 import numpy as np
 
@@ -33,7 +32,7 @@ from router.core.types import Assignment, Request, WorkerView
 # model of 8e9 parameters needs twice as many on an A100 at half of its peak.
 _PROMPT_TOKEN_S = 5e-5
 
-# Planned together, the oldest: as many, or as many for each open worker.
+# Planned together, the oldest that fit: as many, or as many for each open worker.
 _CANDIDATES, _CANDIDATES_EACH = 64, 2
 
 
@@ -43,19 +42,18 @@ def planned(
     """Requests that the plan sends now; where requests may not wait, all."""
     room = Room(workers, known)
     open_ = sum([worker.pending_prompt_tokens < known.busy_from for worker in workers])
-    waiting = iter(tier)
-    if known.busy_from == math.inf:  # to plan those that fit nowhere would cost as much each
-        waiting = compress(tier, np.logical_or.reduce(room.fit(tier), axis=1))
+    waiting = iter(room.fitting(tier))
     while not room.full:
         left = list(islice(waiting, max(_CANDIDATES, _CANDIDATES_EACH * open_)))
-        _send(left, room, profile)
-        if not left or known.busy_from < math.inf:
+        if not left or _send(left, room, profile):
             break
     return room.assignments
 
 
-def _send(left: Sequence[Request], room: Room, profile: WorkProfile) -> None:
-    while left:
+def _send(left: Sequence[Request], room: Room, profile: WorkProfile) -> bool:
+    """Send what the plan sends now; true if a request waits for a busy worker."""
+    refused = True
+    while left and refused:
         refused = False
         sent = set()
         for row, worker in _plan(Tier.of(left), room, profile).sent():
@@ -66,7 +64,8 @@ def _send(left: Sequence[Request], room: Room, profile: WorkProfile) -> None:
             else:
                 refused = True
         # A request that a worker has no memory for, after all, may go to another.
-        left = [request for row, request in enumerate(left) if row not in sent] if refused else []
+        left = [request for row, request in enumerate(left) if row not in sent]
+    return len(room.fitting(left)) > 0
 
 
 def _plan(waiting: Tier, room: Room, profile: WorkProfile) -> PromptPlan:

@@ -99,6 +99,18 @@ def test_where_requests_may_not_wait_only_those_with_memory_somewhere_are_planne
     assert set(asked) == {request(200).id}
 
 
+def test_all_are_sent_while_no_worker_is_busy_however_many_they_are() -> None:
+    assert len(sent(requests([10] * 100), workers(0, 0, capacity=90))) == 100
+
+
+@pytest.mark.parametrize("older", [500, 80])
+def test_who_fits_is_sent_however_many_before_it_do_not(older: int) -> None:
+    """From 80 tokens on one fits each worker, and then a smaller one."""
+    small = [msgspec.structs.replace(one, admissible_tokens=100) for one in workers(0, 0)]
+    found = sent(requests([*[older] * 150, 20]), small)
+    assert set(found) == {150} | ({0, 1} if older == 80 else set())
+
+
 def test_a_worker_gets_what_its_next_step_computes() -> None:
     assert sent(requests([600, 600, 600]), workers(0, 5000)) == {0: "a", 1: "a"}
 
