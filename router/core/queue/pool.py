@@ -156,7 +156,8 @@ class Pool:
 
         ``capacity``: engine requests that can be placed in all. ``gap_tokens``: load of the fullest
         worker less the least load with a free slot. ``turns``: slots by tenant; empty: all are
-        equal. ``aged``: the policy weighs how long requests have waited, and none comes first.
+        equal. ``aged``: the policy weighs how long requests have waited. None comes first then, but
+        the subgroup with the oldest request without patience.
         """
         tiers: list[Tier] = []
         if self._failed:
@@ -173,7 +174,14 @@ class Pool:
                 tiers.append(self._rest(peers, urgent))
             if len(peers) < len(self._order):
                 capacity -= sum(map(self._slots.__getitem__, peers))
-        return [part for tier in tiers for part in tier.parts] if self._choosy else tiers
+        if not self._choosy:
+            return tiers
+        first = self.late_since(now) if aged else -math.inf
+        return [part for tier in tiers for part in tier.parts(first)]
+
+    def late_since(self, now: float) -> float:
+        """Those that arrived up to then have no patience left."""
+        return now - self._starvation
 
     def overdue(self, now: float, tiers: Sequence[Tier]) -> Request | None:
         first = tiers[0].requests[0] if tiers else None

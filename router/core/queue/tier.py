@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from operator import attrgetter
@@ -51,13 +52,21 @@ class Tier(Sequence[Request]):
             lacks=lacks,
         )
 
-    @property
-    def parts(self) -> Iterator[Tier]:
-        """Subtiers by eligible workers; the one that may go to all comes last."""
+    def parts(self, late_since: float = -math.inf) -> Iterator[Tier]:
+        """Subtiers by eligible workers.
+
+        Those with requests that arrived up to ``late_since`` come by age. Else the one that may go
+        to all comes last.
+        """
+
+        def turn(part: tuple[Set[str], Sequence[Request]]) -> tuple[float, bool]:
+            lacks, requests = part
+            return min(requests[0].arrival_s, late_since), not lacks
+
         lacking: dict[frozenset[str], list[Request]] = {}
         for request in self.requests:
             lacking.setdefault(request.lacks, []).append(request)
-        for lacks, requests in sorted(lacking.items(), key=lambda part: not part[0]):
+        for lacks, requests in sorted(lacking.items(), key=turn):
             yield Tier.of(requests, self.avoid, lacks)
 
     def find(self, request_id: str) -> Request | None:

@@ -1,5 +1,6 @@
 """One round: from pool and workers to checked assignments."""
 
+import math
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -20,6 +21,7 @@ def assign(
     known: Known = NOTHING,
     overdue: Request | None = None,
     askable: Set[str] = frozenset(),
+    late_since: float = -math.inf,
 ) -> list[Assignment]:
     """Let a policy assign tier after tier while capacity lasts, each in one call.
 
@@ -37,6 +39,8 @@ def assign(
         overdue: first request of the first tier, if it has no patience left.
         askable: ids of workers that take requests, now or soon. A failed request waits for those
             that it does not avoid; without any it goes to all.
+        late_since: if a tier's first request arrived no later, and lacks memory everywhere, neither
+            do the others of its tier receive the worker that has most of it.
 
     Raises:
         PolicyError: the policy broke its contract (see ``Policy.assign``).
@@ -47,7 +51,7 @@ def assign(
         first = in_turn[0]
         others = [request for request in first if request is not overdue]
         in_turn[:1] = [Tier.of(some, first.avoid, first.lacks) for some in ([overdue], others)]
-    round_ = _Round(policy, workers, known, askable, memory=memory)
+    round_ = _Round(policy, workers, known, askable, late_since, memory=memory)
     shares = [1.0] if len(in_turn) == 1 else _shares(in_turn, workers)
     done: list[Assignment] = []
     for tier, share in zip(in_turn, shares, strict=True):
@@ -67,11 +71,13 @@ class _Round:
         workers: Sequence[WorkerView],
         known: Known,
         askable: Set[str],
+        late_since: float,
         *,
         memory: bool,
     ) -> None:
         self._policy = policy
         self._askable = askable
+        self._late_since = late_since
         self._workers = workers
         self._known = known
         self._last: tuple[Sequence[Assignment], Tier] | None = None
@@ -81,6 +87,10 @@ class _Round:
     def serve(self, tier: Tier, share: float) -> Sequence[Assignment]:
         if self._last is not None:
             self._receive(*self._last)
+        first = tier.requests[:1]
+        late = self._limited and bool(first) and first[0].arrival_s <= self._late_since
+        if late and self._keep_room(tier, first):
+            tier = Tier.of(tier.requests[1:], tier.avoid, tier.lacks)
         workers = self._offered(tier)
         assignments: Sequence[Assignment] = ()
         if any_fits(tier, workers, memory=self._limited):
@@ -104,15 +114,17 @@ class _Round:
             outlook = outlook.after(done, tier.by_id, self._workers)
             self._known = replace(self._known, outlook=outlook)
         if self._limited and len(done) < len(tier):
-            self._keep_room(tier, {request_id for request_id, _ in done})
+            entered = {request_id for request_id, _ in done}
+            self._keep_room(tier, [request for request in tier if request.id not in entered])
 
-    def _keep_room(self, tier: Tier, entered: Set[str]) -> None:
-        """Close the roomiest worker of those offered to a tier, if a request of it lacks memory."""
+    def _keep_room(self, tier: Tier, left: Sequence[Request]) -> bool:
+        """Close the roomiest worker of those offered to a tier, if one of these lacks memory."""
         offered = self._offered(tier)
         free = [one for one in offered if one.capacity > 0]
-        left = [request for request in tier if request.id not in entered]
-        if free and len(Room(offered).fitting(left)) < len(left):
+        lacking = bool(free) and len(Room(offered).fitting(left)) < len(left)
+        if lacking:
             self._kept.add(max(free, key=lambda worker: worker.admissible or 0).id)
+        return lacking
 
     def _offered(self, tier: Tier) -> Sequence[WorkerView]:
         """Workers that the tier avoids, or that lack its model, or are kept have no capacity."""

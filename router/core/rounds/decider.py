@@ -1,5 +1,6 @@
 """Decisions for one group: the rounds of the live router and of the simulator."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -104,6 +105,7 @@ class RoundInput:
         slots_first: as in ``Known``.
         gap_tokens: load of the fullest worker less the least load with a free slot.
         overdue: oldest request without patience, if it has to be placed before all others.
+        late_since: if only those that fit nowhere do, requests up to then have no patience.
         askable: workers that failed requests wait for; empty without such requests.
         hits: the group's.
     """
@@ -116,6 +118,7 @@ class RoundInput:
     gap_tokens: int
     tiers: Sequence[Tier]
     overdue: Request | None
+    late_since: float
     askable: Set[str]
     hits: Hits | None
 
@@ -217,9 +220,6 @@ class RoundDecider(Generic[W]):
         slots_first = crowded and (hits is None or self.affinity.little)
         aged = not slots_first and self._plans_prompts
         tiers = self.pool.tiers(now, capacity, gap_tokens, turns, aged=aged)
-        overdue = self.pool.overdue(now, tiers)
-        if aged and overdue is not None and any(view.takes(overdue) for view in views):
-            overdue = None
         return RoundInput(
             now,
             views,
@@ -228,7 +228,8 @@ class RoundDecider(Generic[W]):
             slots_first,
             gap_tokens,
             tiers,
-            overdue,
+            None if aged else self.pool.overdue(now, tiers),
+            self.pool.late_since(now) if aged else -math.inf,
             # Requests that a worker has failed come first.
             self.group.askable if tiers[0].avoid else frozenset(),
             hits,
@@ -237,7 +238,7 @@ class RoundDecider(Generic[W]):
     def _assign(self, given: RoundInput) -> Sequence[Assignment]:
         self.stats.rounds += 1
         self.solved = None
-        rest = given.overdue, given.askable
+        rest = given.overdue, given.askable, given.late_since
         try:
             outlook = None
             if self.look_ahead is not None:
