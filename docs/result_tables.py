@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
 
-from docs import decision_tables, engine_tables, prefix_tables
+from docs import decision_tables, engine_tables, prefix_tables, prompt_tables
 from docs.kept_figures import Figures, Row, kept, words_table
 from docs.stale_figures import DATA, kept_headers
 from loadgen.demo.worlds import SUBJECT
@@ -279,6 +279,8 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "short misses": prefix_tables.short_misses,
     "short misses, live": prefix_tables.short_misses_live,
     "engine model": engine_model,
+    "prompt budgets": prompt_tables.budgets,
+    "prompt windows": prompt_tables.windows,
     "kept files": kept_files,
 }
 TEXTS: Mapping[str, Callable[[], str]] = {

@@ -68,7 +68,7 @@ def clone(example: Example, tmp_path: Path) -> Path:
 def run(clone: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", *arguments]
     done = subprocess.run(
-        command, cwd=clone, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=clone, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
