@@ -276,3 +276,16 @@ def test_it_learns_whether_caches_differ() -> None:
     life.arrive()
     life.decide()
     assert life.decider.affinity.share == pytest.approx((90 - 30) / 100)
+
+
+@pytest.mark.parametrize("cached", [[0, 90, 0], [90, 90, 90]])
+def test_where_slots_are_short_prompts_are_planned_only_if_caches_differ(cached: list[int]) -> None:
+    life = Life(LookAhead(CapSignal()))
+    life.cluster.groups["default"].prefix_hits = lambda _: cached
+    for _ in range(3 * SLOTS + 2):
+        life.arrive()
+    first = life.decide()
+    assert life.policy.last is not None, "nothing is known yet"
+    life.end(first[0].request_id)
+    assert len(life.decide()) == 1
+    assert (life.policy.last is None) == (cached[0] == 0)
