@@ -16,6 +16,7 @@ import argparse
 import json
 import sys
 import time
+from array import array
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -206,7 +207,7 @@ def a_round(size: Size, rng: np.random.Generator) -> tuple[Tier, list[WorkerView
     for each in waiting:
         where = rng.integers(0, size.workers, CACHED_ON).tolist()
         tokens = int(each.prompt_tokens * rng.random())
-        hits[each.id] = [tokens * (at in where) for at in range(size.workers)]
+        hits[each.id] = array("q", [tokens * (at in where) for at in range(size.workers)])
     beta = COST.per_prompt_token_s / COST.per_token_s
     profile = WorkProfile(prefill_beta=beta, prefill_chunk=CHUNK)
     work = np.repeat(loads[:, None], size.horizon + 1, axis=1).astype(np.float64)

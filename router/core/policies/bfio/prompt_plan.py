@@ -71,10 +71,11 @@ def _send(left: Sequence[Request], room: Room, profile: WorkProfile) -> bool:
 def _plan(waiting: Tier, room: Room, profile: WorkProfile) -> PromptPlan:
     known, beta = room.known, profile.prefill_beta
     sizes = waiting.prompt_tokens * waiting.slots
-    work = beta * np.repeat(sizes[:, None], len(room.ids), axis=1)
+    work = np.zeros((len(waiting), len(room.ids)))
     if known.hits is not None:
-        hits = np.array([known.hits(each) for each in waiting], dtype=np.float64)
-        work -= beta * waiting.slots[:, None] * hits
+        work = np.array([known.hits(each) for each in waiting], dtype=np.float64)
+        work *= (-beta * waiting.slots)[:, None]
+    work += (beta * sizes)[:, None]
     waited = known.now_s - np.array([request.arrival_s for request in waiting])
     return PromptPlan(
         work,
