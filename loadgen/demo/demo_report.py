@@ -75,7 +75,7 @@ def _comparison(world: World, runs: Sequence[DemoRun]) -> Report | None:
 
 def warnings(world: World, runs: Sequence[DemoRun]) -> list[str]:
     """Warnings about figures that are not reliable."""
-    found = [f"{run.name}: {warning}" for run in runs for warning in _run_warnings(run)]
+    found = [f"{run.name}: {warning}" for run in runs for warning in _run_warnings(world, run)]
     run, baseline = subject(runs), best_baseline(world, runs)
     if run is None or baseline is None or world.plan.get("arrivals") is not None:
         return found
@@ -89,7 +89,7 @@ def warnings(world: World, runs: Sequence[DemoRun]) -> list[str]:
     return found
 
 
-def _run_warnings(run: DemoRun) -> Iterator[str]:
+def _run_warnings(world: World, run: DemoRun) -> Iterator[str]:
     report = run.outcome.report
     if not run.outcome.complete:
         yield (
@@ -104,7 +104,7 @@ def _run_warnings(run: DemoRun) -> Iterator[str]:
             "the machine could not keep up: 1 % of steps ended "
             f"{100 * run.steady.lateness_p99:.0f} % of a step late or more (limit "
             f"{100 * LATENESS_LIMIT:.0f} %); run it again when nothing else runs, or slower: "
-            f"evenstep demo --time-scale {2 * run.outcome.plan.time_scale:g}"
+            f"evenstep demo --worlds {world.name} --time-scale {2 * run.outcome.plan.time_scale:g}"
         )
 
 

@@ -233,8 +233,8 @@ def _sizes(decider: Decider) -> Fact:
     if not stats.estimated:
         return Fact("Prompt sizes", "good", "Every prompt had been counted when it was assigned.")
     rate = decider.group.token_rate.bytes_per_token
-    share = stats.estimated / stats.assigned
-    text = f"{share:.0%} estimated when assigned, at {rate:.1f} bytes per token, learned here."
+    of_all = f"{stats.estimated:,} of {stats.assigned:,}"
+    text = f"{of_all} estimated when assigned, at {rate:.1f} bytes per token, learned here."
     return Fact("Prompt sizes", "fallback", text)
 
 

@@ -139,13 +139,15 @@ def _table(result: ServingResult) -> RenderableType:
     used = result.parameters
     budget = used["prompt_budget"]
     prompts = "" if budget is None else f", {_bound(used)}"
+    window = used["prefill_window"]
+    some = "" if window == str(PrefillWindow()) else f", prompts in {window} of the steps"
     sessions = "" if used["think"] is None else f", turns {used['think']:g} s after an answer"
     workers = f"{used['workers']} workers{'' if used['barrier'] else ', each stepping alone,'}"
     notes = (
         f"{used['trace']}, {used['requests']} requests, arrivals {used['arrivals']}{sessions}, "
         f"seed {used['seed']}; the first {used['warmup']:.0%} are left out",
         f"{workers} of {used['slots']} slots and {used['kv_tokens']} KV tokens, "
-        f"{used['batch_tokens']} tokens a step{prompts}, in {used['prefill_window']} steps; "
+        f"{used['batch_tokens']} tokens a step{prompts}{some}; "
         f"{used['dispatch']} dispatch",
         f"step time {used['step_time']}, learned {used['learned_step_time'] or 'none'}",
     )

@@ -245,7 +245,7 @@ def test_prompt_sizes() -> None:
     deciding.stats.assigned = 4
     assert told(cluster, deciding)["Prompt sizes"][0] == "good"
     deciding.stats.estimated = 1
-    assert told(cluster, deciding)["Prompt sizes"][1].startswith("25% estimated")
+    assert told(cluster, deciding)["Prompt sizes"][1].startswith("1 of 4 estimated")
 
 
 @pytest.mark.parametrize(("compiled", "standing"), [(True, "good"), (False, "fallback")])

@@ -187,6 +187,7 @@ def test_warnings() -> None:
     assert failed == "bfio-pool: 0 of 1 requests completed, 1 failed, 0 lost"
     (could_not,) = found(steps=late, steady=window)
     assert "could not keep up: 1 % of steps ended 20 % of a step late" in could_not
+    assert could_not.endswith(f"evenstep demo --worlds {WORLD.name} --time-scale 4")
     (short,) = found(steady=None)
     assert "averages over 0 steps only" in short
 

@@ -500,10 +500,12 @@ def test_the_command_says_by_which_targets_prompts_are_bounded(
 ) -> None:
     flags = "--policy barrier_time --requests 60 --prompt-budget auto"
     _, plain, _ = evenstep("simulate", "serving", *flags.split())
-    assert "prompts' by the router's budget, in 1/1 steps" in " ".join(plain.split())
+    assert "prompts' by the router's budget; pool dispatch" in " ".join(plain.split())
     code, out, err = evenstep(
         "simulate", "serving", *flags.split(), "--target-ttft", "1", "--target-tpot", "0.04"
     )
     assert code == 0
     told = " ".join((out + err).split())
-    assert "prompts' by the router's budget for TTFT 1 s and TPOT 0.04 s, in" in told
+    assert "prompts' by the router's budget for TTFT 1 s and TPOT 0.04 s; pool" in told
+    _, windows, _ = evenstep("simulate", "serving", *flags.split(), "--prefill-window", "1/4")
+    assert "router's budget, prompts in 1/4 of the steps; pool" in " ".join(windows.split())
