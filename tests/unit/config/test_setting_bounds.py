@@ -30,8 +30,9 @@ def test_there_are_numbers() -> None:
 def test_a_number_has_a_range_and_may_be_at_its_ends(name: str) -> None:
     least, most = bounds(name)
 
+    needed = {"prompt_budget": "auto"} if name.startswith("target_") else {}
     for value in (least, most):
-        assert getattr(load_settings({name: str(value)}), name) == value
+        assert getattr(load_settings({**needed, name: str(value)}), name) == value
 
 
 @pytest.mark.parametrize("name", NUMBERS)
