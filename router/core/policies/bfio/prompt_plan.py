@@ -71,8 +71,9 @@ def _send(left: Sequence[Request], room: Room, profile: WorkProfile) -> bool:
 def _plan(waiting: Tier, room: Room, profile: WorkProfile) -> PromptPlan:
     known, beta = room.known, profile.prefill_beta
     sizes = waiting.prompt_tokens * waiting.slots
-    work = np.zeros((len(waiting), len(room.ids)))
-    if known.hits is not None:
+    if known.hits is None:
+        work = np.zeros((len(waiting), len(room.ids)))
+    else:
         work = np.array([known.hits(each) for each in waiting], dtype=np.float64)
         work *= (-beta * waiting.slots)[:, None]
     work += (beta * sizes)[:, None]
