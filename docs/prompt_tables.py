@@ -10,9 +10,9 @@ from loadgen.report.intervals import estimate
 _COLUMNS = (TTFT, TTFT_P99, TPOT, Column("TPOT p99, ms", "tpot_p99_s", 1e-3))
 
 
-def budgets() -> Table:
+def budgets(parts: Mapping[str, Figures] | None = None) -> Table:
     """Constant budgets, the router's, and beside it the best constant one that meets its target."""
-    parts: Mapping[str, Figures] = kept("prompt_budget/budgets.json")
+    parts = parts or kept("prompt_budget/budgets.json")
     means = {
         name: {each.metric: fmean(run[each.metric] for run in part["runs"]) for each in _COLUMNS}
         for name, part in parts.items()

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from docs.prompt_tables import budgets
 from loadgen.report.origin import Engines, origin, read_figures, write_part
 from loadgen.simulator.serving.serving_command import ServingOptions
 from loadgen.simulator.serving.serving_simulation import simulate_serving
@@ -57,28 +58,6 @@ def one_run(given: tuple[Mapping[str, Any], int]) -> dict[str, Any]:
     return {"seed": seed, **{name: getattr(result, name) for name in FIGURES}}
 
 
-def compare(parts: Mapping[str, Any]) -> None:
-    """Print each target beside the best constant budget that meets it."""
-    means = {
-        name: {figure: fmean(run[figure] for run in part["runs"]) for figure in FIGURES}
-        for name, part in parts.items()
-    }
-    for name, part in parts.items():
-        target = part["options"].get("target_tpot")
-        if target is None:
-            continue
-        mine = means[name]
-        able = [str(b) for b in CONSTANT if str(b) in means]
-        able = [b for b in able if means[b]["tpot_mean_s"] <= target]
-        text = "no constant budget meets it"
-        if able:
-            best = min(able, key=lambda b: means[b]["ttft_mean_s"])
-            ratio = mine["ttft_mean_s"] / means[best]["ttft_mean_s"]
-            text = f"TTFT x {ratio:.3f} of {best} tokens'"
-        met = "met" if mine["tpot_mean_s"] <= target else "missed"
-        print(f"{name}: TPOT {1000 * mine['tpot_mean_s']:.1f} ms, {met}; {text}")
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--seeds", type=int, default=5)
@@ -98,7 +77,7 @@ def main() -> None:
             )
             if given.json:
                 write_part(given.json, name, parts[name], origin(Engines.SIMULATED, CODE))
-    compare(read_figures(given.json) if given.json else parts)
+    print(budgets(read_figures(given.json) if given.json else parts).markdown())
 
 
 if __name__ == "__main__":
