@@ -5,8 +5,8 @@ from pydantic import ValidationInfo, field_validator
 from router.config.setting import MOMENT_S, WEEK_S, SettingGroup, checked, setting
 from router.config.worker_notation import unknown
 from router.core.policies.policy_table import POLICIES
-from router.core.prompt_budget import Targets
 from router.core.step_time import StepTime
+from router.core.targets import Targets
 from router.core.types import Dispatch
 
 # Settings of earlier versions, and what has taken their place.

@@ -28,8 +28,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from router.core.errors import ConfigError
 from router.core.step_time import StepBudget, StepTime
+from router.core.targets import Targets
 
 PROMPTS_SHARE = 3.0
 """Time of a step's prompts, in that of the rest of the step, from which on larger pieces are worse.
@@ -58,27 +58,6 @@ _SLACK, _MISSES, _MOVES = 1.02, 0.05, 0.02
 # prompts add at least this part of the rest of a step.
 _WINDOWS: tuple[int, ...] = (2, 4, 8, 20)
 _PAYS, _INEFFICIENT = 1.1, 1 / 16
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """Mean times that users wait, in seconds; None: no target.
-
-    Attributes:
-        ttft_s: from the arrival of a request to its first token.
-        tpot_s: for each token after the first.
-
-    Raises:
-        ConfigError: one is not above 0; names the setting.
-    """
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("target_ttft", self.ttft_s), ("target_tpot", self.tpot_s)):
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name} takes seconds above 0, got {value:g}")
 
 
 @dataclass(frozen=True, slots=True)

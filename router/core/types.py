@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from router.core.targets import Targets
+
 if TYPE_CHECKING:
     from router.core.kv_blocks import KvBlocks
 
@@ -127,6 +129,7 @@ class Request:
         content: ids of its only prompt; its session's if that is all there is; None: neither is
             known, or nobody asks.
         computed: whether its prompt's KV only has to be fetched, from a prefill worker.
+        targets: how soon its tokens are wanted; None: no matter.
     """
 
     id: str
@@ -147,6 +150,7 @@ class Request:
     first_id: str = ""
     content: Content | None = None
     computed: bool = False
+    targets: Targets | None = None
 
     def __post_init__(self) -> None:
         if not self.first_id:

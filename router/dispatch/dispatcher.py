@@ -16,7 +16,6 @@ from router.core.forecast.look_ahead import LookAhead
 from router.core.policies.baselines import PerRequest
 from router.core.policies.policy_protocol import Policy
 from router.core.policies.prompts import least_prefill
-from router.core.prompt_budget import Targets
 from router.core.queue.fair_share import FairShare, Weight, equal
 from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
@@ -26,6 +25,7 @@ from router.core.state.group import Group
 from router.core.state.short_misses import sooner_at
 from router.core.stats import TokenStats
 from router.core.step_time import StepBudget, StepTime
+from router.core.targets import Targets
 from router.core.types import Dispatch, Outcome, Phase, Request, WorkerSpec
 from router.dispatch.group_queue import (
     DispatchSettings,

@@ -19,12 +19,13 @@ from router.core.errors import (
 from router.core.events import Arrived, Dispatched, Ended, FeedStale
 from router.core.forecast.look_ahead import LookAhead
 from router.core.policies.policy_protocol import Policy
-from router.core.prompt_budget import PromptBudget, Targets
+from router.core.prompt_budget import PromptBudget
 from router.core.queue.retry import RetryBudget
 from router.core.rounds.decider import Decider
 from router.core.rounds.overcommit import Overcommit
 from router.core.state.cluster import Cluster
 from router.core.state.group_budget import GroupBudget
+from router.core.targets import Targets
 from router.core.types import Dispatch, Outcome, Request
 from router.dispatch.interface import Waiter
 

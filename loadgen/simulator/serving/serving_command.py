@@ -31,7 +31,7 @@ from loadgen.traces.trace_files import BLOCK_TOKENS
 from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError
 from router.core.policies.policy_table import POLICIES
-from router.core.prompt_budget import Targets
+from router.core.targets import Targets
 
 _TRACE = "mooncake-synthetic"
 

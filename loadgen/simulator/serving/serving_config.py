@@ -10,8 +10,8 @@ from loadgen.traces.trace import Trace, TraceRequest
 from loadgen.traces.trace_files import BLOCK_TOKENS
 from router.core.errors import ConfigError, InputError
 from router.core.policies.policy_table import POLICIES
-from router.core.prompt_budget import Targets
 from router.core.step_time import PAPER_STEP_TIME, StepTime
+from router.core.targets import Targets
 from router.core.types import Dispatch
 
 AUTO: Final = "auto"

@@ -12,7 +12,7 @@ from router.config.setting_sources import changed, flag_name, load_settings, to_
 from router.config.worker_notation import parse_worker
 from router.core.errors import ConfigError
 from router.core.policies.policy_table import POLICIES
-from router.core.prompt_budget import Targets
+from router.core.targets import Targets
 from router.core.types import Dispatch, WorkerSpec
 from router.engines.curve_keys import write_key_pair
 from router.http.port import DataPlane

@@ -9,9 +9,10 @@ from itertools import cycle
 import pytest
 
 from router.core.errors import ConfigError
-from router.core.prompt_budget import PromptBudget, StepSeen, Targets
+from router.core.prompt_budget import PromptBudget, StepSeen
 from router.core.step_fit import FittedStepTime
 from router.core.step_time import StepBudget, StepTime
+from router.core.targets import Targets
 
 # 10 ms without prompts; a prompt token takes 0.1 ms.
 COST = StepTime(10e-3, per_prompt_token_s=1e-4)

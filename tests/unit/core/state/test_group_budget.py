@@ -6,12 +6,13 @@ import pytest
 
 from router.core.events import Arrived, SnapshotReceived, WorkerUp
 from router.core.forecast.forecast import WorkProfile
-from router.core.prompt_budget import PromptBudget, StepSeen, Targets
+from router.core.prompt_budget import PromptBudget, StepSeen
 from router.core.state.cluster import Cluster
 from router.core.state.group import Group
 from router.core.state.group_budget import GroupBudget
 from router.core.step_fit import FittedStepTime
 from router.core.step_time import StepBudget, StepTime
+from router.core.targets import Targets
 from router.core.types import Request, WorkerSpec
 from tests.support.core import running, snapshot
 

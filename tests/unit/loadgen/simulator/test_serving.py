@@ -22,8 +22,8 @@ from loadgen.traces.trace import BUNDLED, Trace, TraceRequest, load_trace
 from router.core.errors import ConfigError, InputError
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
-from router.core.prompt_budget import Targets
 from router.core.step_time import StepTime
+from router.core.targets import Targets
 from router.core.types import Assignment, Dispatch, Request, WorkerView
 
 # A second a step, a millisecond per resident token, a tenth of a second per prompt token.
