@@ -44,8 +44,9 @@ class Door:
     def enter(self, scope: MutableMapping[str, Any]) -> Key | None:
         """Admit a request and remove its key from the headers.
 
-        The scope gets the key's name (``tenant``) and the removed headers (``SHOWN``): another
-        process checks them too. The key is for ``leave``; None: the request is not counted.
+        The scope gets the key's name (``tenant``), its ``targets`` and the removed headers
+        (``SHOWN``): another process checks them too. The key is for ``leave``; None: the request is
+        not counted.
         UnknownKeyError: the request has no valid key; KeyLimitError: it has reached a limit.
         """
         headers = scope["headers"]
@@ -59,7 +60,7 @@ class Door:
             self._limits.unauthorized += 1
             wrong = "no API key is shown" if shown is None else "the API key is not known here"
             raise UnknownKeyError(f"{wrong}: send Authorization: Bearer KEY")
-        scope["tenant"] = key.name
+        scope["tenant"], scope["targets"] = key.name, key.targets
         if scope["method"] != "POST":
             return None
         self._limits.enter(key, self._clock())

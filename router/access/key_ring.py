@@ -1,7 +1,7 @@
 """API keys: file format, parsing and lookup.
 
-One key a line: ``NAME KEY [weight=2] [concurrency=32] [rate=10/s]``. Empty lines and lines that
-begin with ``#`` are ignored. Only a hash of each key is kept in memory.
+One key a line: ``NAME KEY [weight=2] [concurrency=32] [rate=10/s] [ttft_ms=500] [tpot_ms=40]``.
+Empty lines and lines that begin with ``#`` are ignored. Only a hash of each key is kept in memory.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from router.core.errors import ConfigError
+from router.core.targets import Targets
 
 SHORTEST = 16
 
+_TERMS = frozenset({"weight", "concurrency", "rate", "ttft_ms", "tpot_ms"})
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 _KEY = re.compile(rf"[!-~]{{{SHORTEST},1024}}")
 _RATE = re.compile(r"(\d{1,9})/(s|min|h)")
+_MILLISECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -33,13 +36,17 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """``concurrency``: requests at a time. It and ``rate`` are None if unlimited."""
+    """``concurrency``: requests at a time. It and ``rate`` are None if unlimited.
+
+    ``targets``: of its requests whose headers name none.
+    """
 
     name: str
     digest: bytes
     weight: float = 1.0
     concurrency: int | None = None
     rate: Rate | None = None
+    targets: Targets | None = None
 
 
 class KeyRing:
@@ -109,10 +116,10 @@ def _parse(words: list[str], where: str) -> Key:
     given: dict[str, str] = {}
     for term in terms:
         what, equals, value = term.partition("=")
-        if not equals or what in given or what not in ("weight", "concurrency", "rate"):
+        if not equals or what in given or what not in _TERMS:
             raise ConfigError(
-                f"{where}: {name!r} may have weight=W, concurrency=N and rate=N/s (or /min, /h), "
-                f"each once, not {term[:40]!r}"
+                f"{where}: {name!r} may have weight=W, concurrency=N, rate=N/s (or /min, /h), "
+                f"ttft_ms=N and tpot_ms=N, each once, not {term[:40]!r}"
             )
         given[what] = value
     return Key(
@@ -121,6 +128,7 @@ def _parse(words: list[str], where: str) -> Key:
         _weight(given.get("weight", "1"), where),
         _concurrency(given.get("concurrency"), where),
         _rate(given.get("rate"), where),
+        _targets(given, where),
     )
 
 
@@ -149,3 +157,15 @@ def _rate(value: str | None, where: str) -> Rate | None:
     if found is None or not int(found[1]):
         raise ConfigError(f"{where}: rate={value[:40]} is not a rate, as in 10/s, 600/min or 90/h")
     return Rate(int(found[1]), _SECONDS[found[2]])
+
+
+def _targets(given: Mapping[str, str], where: str) -> Targets | None:
+    seconds: list[float | None] = []
+    for what in ("ttft_ms", "tpot_ms"):
+        if (value := given.get(what)) is None:
+            seconds.append(None)
+        elif _MILLISECONDS.fullmatch(value) and float(value):
+            seconds.append(float(value) / 1000)
+        else:
+            raise ConfigError(f"{where}: {what}={value[:40]} is not a number above 0, as in 500")
+    return None if seconds == [None, None] else Targets(*seconds)

@@ -163,8 +163,8 @@ class AccessSettings(SettingGroup):
     api_key_file: str | None = setting(
         None,
         "File with the clients' API keys, a line each: NAME KEY [weight=W] [concurrency=N] "
-        "[rate=N/s]; EVENSTEP_API_KEYS may hold more, with ; between them. Unset: clients need no "
-        "key.",
+        "[rate=N/s] [ttft_ms=N] [tpot_ms=N]; EVENSTEP_API_KEYS may hold more, with ; between them. "
+        "Unset: clients need no key.",
         metavar="FILE",
         live=IF_GIVEN,
     )

@@ -12,6 +12,7 @@ from typing import Self
 from starlette.types import Scope
 
 from router.core.errors import InvalidRequestError
+from router.core.targets import Targets
 from router.proxy.dialects import Dialect
 from router.proxy.request_log import RequestLine
 
@@ -21,6 +22,9 @@ PRIORITY = "X-Request-Priority"
 REQUEST_TIMEOUT = "X-Request-Timeout-S"
 QUEUE_TIMEOUT = "X-Queue-Timeout-S"
 RANK = "X-Data-Parallel-Rank"
+TTFT, TPOT = "X-SLO-TTFT-Ms", "X-SLO-TPOT-Ms"
+# llm-d's names for the same.
+_ALSO = {TTFT: "X-LLM-D-SLO-TTFT-Ms", TPOT: "X-LLM-D-SLO-TPOT-Ms"}
 _SESSION = b"x-session-id"
 _ENERGY = b"x-evenstep-energy"
 # vLLM's; ignored if it is no number, as there.
@@ -28,9 +32,10 @@ _ENGINE_PRIORITY = b"x-vllm-priority"
 _READ = frozenset(
     {HEADER, _ENERGY, _ENGINE_PRIORITY, _SESSION}
     | {name.lower().encode() for name in (PRIORITY, REQUEST_TIMEOUT, QUEUE_TIMEOUT, RANK)}
+    | {name.lower().encode() for name in (*_ALSO, *_ALSO.values())}
 )
 _MOST = 2**63
-_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _SANE = re.compile(rb"[A-Za-z0-9._~-]{1,128}")
 
 _HEAD = "evenstep.head"
@@ -93,15 +98,31 @@ class RequestHead:
 
     def timeout_s(self, name: str) -> float | None:
         """None if the header is absent; InvalidRequestError if its value is malformed."""
+        return self._number(name, "seconds above 0, as in 2.5")
+
+    def targets(self, of_key: Targets | None) -> Targets | None:
+        """The headers' before the key's; InvalidRequestError if a value is malformed."""
+        ttft_s, tpot_s = self._target_s(TTFT), self._target_s(TPOT)
+        if ttft_s is None and tpot_s is None:
+            return of_key
+        if of_key is not None:
+            ttft_s, tpot_s = ttft_s or of_key.ttft_s, tpot_s or of_key.tpot_s
+        return Targets(ttft_s, tpot_s)
+
+    def _target_s(self, name: str) -> float | None:
+        for each in (name, _ALSO[name]):
+            if (wished := self._number(each, "milliseconds above 0, as in 500")) is not None:
+                return wished / 1000
+        return None
+
+    def _number(self, name: str, of_what: str) -> float | None:
         value = self._asked.get(name.lower().encode())
         if value is None:
             return None
         given = value.decode("latin-1")
-        if _SECONDS.fullmatch(given.strip()) is None or not (seconds := float(given)):
-            raise InvalidRequestError(
-                f"{name} should be a number of seconds above 0, as in 2.5", param=name
-            )
-        return seconds
+        if _NUMBER.fullmatch(given.strip()) is None or not (number := float(given)):
+            raise InvalidRequestError(f"{name} should be a number of {of_what}", param=name)
+        return number
 
 
 def head_of(scope: Scope) -> RequestHead:

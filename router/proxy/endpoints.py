@@ -81,6 +81,7 @@ async def relay_of(context: ServingContext, scope: Scope, body: bytes) -> Serves
         queue_timeout_s=head.timeout_s(QUEUE_TIMEOUT),
         metered=head.metered,
         tenant=tenant,
+        targets=head.targets(scope.get("targets")),
         lacks=lacks,
         content=content,
     )

@@ -12,6 +12,7 @@ import pytest
 from router.access.door import OPEN
 from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError
+from router.core.targets import Targets
 from router.core.types import Outcome, WorkerSpec
 from router.engines.health_checks import HealthMonitor, HealthSettings
 from router.proxy.endpoints import ENDPOINTS
@@ -105,6 +106,34 @@ async def test_a_key_lets_in_and_goes_no_further(guarded: Guarded, headers: dict
     assert (await soon(asked)).status_code == 200
     assert ALICE not in str(exchange.headers)
     assert (await guarded.router.http.get("/v1/models", headers=headers)).status_code == 200
+
+
+async def test_the_targets_of_a_key_stand_in_for_headers(tmp_path: Path) -> None:
+    async with guarded_router(tmp_path) as guarded:
+        guarded.file.write_text(f"carol {ALICE} ttft_ms=800 tpot_ms=40\nbob {BOB}\n")
+        guarded.access.check(guarded.settings())
+        guarded.access.take(guarded.settings())
+        router, engine = guarded.router, guarded.engine
+        first = router.post(headers=shown(ALICE))
+        exchange = await engine.next()
+        own = router.post(headers={**shown(ALICE), "X-SLO-TTFT-Ms": "300"})
+        await until(lambda: router.waiting == 1)
+        none = router.post(headers=shown(BOB))
+        await until(lambda: router.waiting == 2)
+        wrong = await soon(router.post(headers={**shown(BOB), "x-llm-d-slo-ttft-ms": "0"}))
+
+        (pool,) = (decider.pool for decider in router.dispatcher.deciders.values())
+        assert [each.targets for each in pool] == [Targets(0.3, 0.04), None]
+        assert wrong.status_code == 400
+        assert wrong.json()["error"]["param"] == "X-LLM-D-SLO-TTFT-Ms"
+        await exchange.answer(b"{}")
+        told = []
+        for _ in (own, none):
+            exchange = await engine.next()
+            told.append(exchange.headers.get("x-slo-ttft-ms"))
+            await exchange.answer(b"{}")
+        assert sorted(told, key=str) == ["300", None]
+        assert [(await soon(each)).status_code for each in (first, own, none)] == [200] * 3
 
 
 async def test_engines_are_shown_their_own_key(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ LONG = 15_000
 READ = (
     *("x-request-priority", "x-vllm-priority", "x-request-timeout-s", "x-queue-timeout-s"),
     *("x-evenstep-energy", "x-request-id", "x-data-parallel-rank", "x-session-id", "x-api-key"),
+    *("x-slo-ttft-ms", "x-llm-d-slo-tpot-ms"),
     *("authorization", "traceparent", "content-type", "accept", "x-forwarded-for", "cookie"),
 )
 VALUES = (

@@ -30,6 +30,7 @@ from router.core.events import (
     Succeeded,
 )
 from router.core.queue.retry import Deadlines
+from router.core.targets import Targets
 from router.core.types import Content, Outcome, Request, WorkerSpec
 from router.dispatch.models import Route
 from router.http.port import EndingSettings, HttpLimits
@@ -43,6 +44,7 @@ names = st.sampled_from(["", "a", "es-1", "gr\u00fcn", "x" * 40])
 # The largest that the wire takes is drawn as well: sizes that come from settings and clients.
 counts = st.integers(0, 2**40) | st.just(2**63 - 1)
 times = st.floats(0, 1e9) | st.sampled_from([5e-324, 1.7e308, math.inf])
+spans = st.floats(0, 1e9, exclude_min=True)
 outcomes = st.sampled_from(Outcome)
 requests = st.builds(
     Request,
@@ -56,6 +58,7 @@ requests = st.builds(
     tenant=names,
     queue_timeout_s=st.none() | times,
     avoid=st.frozensets(names, max_size=3),
+    targets=st.none() | st.builds(Targets, st.none() | spans, st.none() | spans),
     content=st.none() | st.builds(Content, st.binary(), st.binary(), st.just(bytes(50_000))),
 )
 tallies = st.builds(

@@ -8,12 +8,13 @@ from router.access.key_files import KeySource, first_key, read_key
 from router.access.key_limits import NAMED, OTHERS, KeyLimits
 from router.access.key_ring import KeyRing, Rate, digest_of, parse_keys, ring
 from router.core.errors import ConfigError, KeyLimitError
+from router.core.targets import Targets
 
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789ab"
 LINES = f"""
 # who asks
 alice {ALICE}
-bob   {BOB}  weight=2.5 concurrency=2 rate=3/min
+bob   {BOB}  weight=2.5 concurrency=2 rate=3/min ttft_ms=500 tpot_ms=0.5
 """
 
 
@@ -27,6 +28,7 @@ def test_a_key_is_known_by_its_hash_alone() -> None:
     assert found is not None
     assert (found.name, found.digest) == ("bob", digest_of(BOB.encode()))
     assert (found.weight, found.concurrency, found.rate) == (2.5, 2, Rate(3, 60.0))
+    assert found.targets == Targets(0.5, 0.0005)
     assert BOB not in repr(keys().by_name)
 
 
@@ -66,6 +68,8 @@ def test_what_is_no_key_is_nobodys(shown: str) -> None:
         (f"a {ALICE} concurrency=0", "concurrency=0 is not a whole number above 0"),
         (f"a {ALICE} rate=10", "as in 10/s, 600/min or 90/h"),
         (f"a {ALICE} rate=0/s", "as in 10/s"),
+        (f"a {ALICE} ttft_ms=0", "ttft_ms=0 is not a number above 0, as in 500"),
+        (f"a {ALICE} tpot_ms=-40", "tpot_ms=-40 is not a number above 0"),
     ],
 )
 def test_lines_that_are_wrong(text: str, message: str) -> None:

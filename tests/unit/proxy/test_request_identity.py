@@ -6,6 +6,7 @@ import pytest
 from starlette.datastructures import Headers
 
 from router.core.errors import InvalidRequestError
+from router.core.targets import Targets
 from router.core.wire import request_token
 from router.proxy.answers import headers_up
 from router.proxy.client_request import RequestHead
@@ -87,3 +88,26 @@ def test_timeouts_that_are_none(wrong: str) -> None:
     with pytest.raises(InvalidRequestError, match="above 0") as caught:
         head({"x-queue-timeout-s": wrong}).timeout_s("X-Queue-Timeout-S")
     assert caught.value.param == "X-Queue-Timeout-S"
+
+
+@pytest.mark.parametrize(
+    ("headers", "of_key", "expected"),
+    [
+        ({}, None, None),
+        ({}, Targets(1.0), Targets(1.0)),
+        ({"x-slo-ttft-ms": "800"}, None, Targets(0.8)),
+        ({"x-llm-d-slo-tpot-ms": " 37.5 "}, None, Targets(None, 0.0375)),
+        ({"x-llm-d-slo-ttft-ms": "9", "x-slo-ttft-ms": "500"}, Targets(1, 2), Targets(0.5, 2)),
+    ],
+    ids=str,
+)
+def test_targets(headers: dict[str, str], of_key: Targets | None, expected: Targets | None) -> None:
+    assert head(headers).targets(of_key) == expected
+
+
+@pytest.mark.parametrize("name", ["X-SLO-TTFT-Ms", "X-LLM-D-SLO-TPOT-Ms"])
+@pytest.mark.parametrize("wrong", ["", "0", "-1", "inf", "1e3", "800ms", "soon"])
+def test_targets_that_are_none(name: str, wrong: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{name} .* milliseconds above 0") as caught:
+        head({name.lower(): wrong}).targets(Targets(1.0))
+    assert caught.value.param == name
