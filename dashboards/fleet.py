@@ -171,6 +171,14 @@ REQUESTS = row(
         Query(rate("evenstep_requests_total", "group, outcome"), "{{group}} {{outcome}}"),
         unit="reqps",
     ),
+    stacked(
+        "Targets met and missed",
+        "Requests that say how soon their tokens are wanted: met is the goodput. Missed, by cause: "
+        "refused at once; the wait in the router (queue); from the worker to the first token "
+        "(prompt); the time for each further token (tokens); an error (failed).",
+        Query(rate("evenstep_targets_total", "group, verdict"), "{{group}} {{verdict}}"),
+        unit="reqps",
+    ),
     lines(
         "Requests waiting",
         "Requests that wait in the router for a free slot.",

@@ -100,6 +100,8 @@ def _sums(group: Group, decider: Decider | None) -> Shown:
         "undivided_j": joules.unknown_j,
         "completed": outcomes.get(Outcome.COMPLETED, 0),
         "failed": outcomes.get(Outcome.FAILED, 0) + outcomes.get(Outcome.EXPIRED, 0),
+        "targets": decider.stats.verdicts.total() if decider else 0,
+        "targets_met": decider.stats.verdicts["met"] if decider else 0,
         "first_tokens": sum(ttft.counts) if ttft else 0,
         "first_token_s": ttft.total if ttft else 0.0,
         "prefix_prompt_tokens": group.hit_totals.prompt_tokens,

@@ -1,10 +1,11 @@
 """Plain counters of the hot path; ``metrics.render`` renders them at a scrape."""
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from router.core.targets import Verdict
 from router.core.types import Outcome
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -66,6 +67,7 @@ class GroupStats:
         repeated_prefills: prompts computed again, since their KV was gone.
         lost_prefills: prompts computed twice, since the address of their KV was missing.
         expired_kv_tokens: KV tokens that prefill workers kept in vain.
+        verdicts: requests with targets, by whether they met them.
         service_s: time from dispatch to the answer's first byte, or to the end of the prefill.
         decision_s: duration of a round, look-ahead included.
     """
@@ -86,6 +88,7 @@ class GroupStats:
     repeated_prefills: int = 0
     lost_prefills: int = 0
     expired_kv_tokens: int = 0
+    verdicts: Counter[Verdict] = field(default_factory=Counter)
     pool_wait_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_S))
     service_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_S))
     ttft_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_S))

@@ -2,8 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from router.core.errors import ConfigError
+
+# Of a request with targets: it met them, or what made it miss them.
+Verdict = Literal["met", "refused", "queue", "prompt", "tokens", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +29,20 @@ class Targets:
         for name, value in (("target_ttft", self.ttft_s), ("target_tpot", self.tpot_s)):
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name} takes seconds above 0, got {value:g}")
+
+    def verdict(self, queued_s: float, ttft_s: float, tpot_s: float | None) -> Verdict:
+        """Of a stream. ``queued_s``: part of ``ttft_s`` in which it waited in the router.
+
+        The queue is to blame only for what would have been in time without it.
+        """
+        if self.ttft_s is not None and ttft_s > self.ttft_s:
+            return "queue" if ttft_s - queued_s <= self.ttft_s else "prompt"
+        late = self.tpot_s is not None and tpot_s is not None and tpot_s > self.tpot_s
+        return "tokens" if late else "met"
+
+    def verdict_whole(self, queued_s: float, took_s: float, tokens: float) -> Verdict | None:
+        """Of an answer that came whole: by its last token; None without both targets."""
+        if self.ttft_s is None or self.tpot_s is None:
+            return None
+        late_s = took_s - self.ttft_s - self.tpot_s * (tokens - 1)
+        return "met" if late_s <= 0 else "queue" if late_s <= queued_s else "tokens"

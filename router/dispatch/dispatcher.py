@@ -25,7 +25,7 @@ from router.core.state.group import Group
 from router.core.state.short_misses import sooner_at
 from router.core.stats import TokenStats
 from router.core.step_time import StepBudget, StepTime
-from router.core.targets import Targets
+from router.core.targets import Targets, Verdict
 from router.core.types import Dispatch, Outcome, Phase, Request, WorkerSpec
 from router.dispatch.group_queue import (
     DispatchSettings,
@@ -153,6 +153,11 @@ class Dispatcher:
     def end(self, request: Request, outcome: Outcome) -> None:
         if self.cluster.phase(request.id) is not Phase.ENDED:
             self.queues[request.group].end(request, outcome)
+
+    def judged(self, request: Request, verdict: Verdict) -> None:
+        if (queue := self.queues.get(request.group)) is not None:
+            answers = queue.decode if isinstance(queue, PrefillQueue) else queue
+            answers.stats.verdicts[verdict] += 1
 
     def energy_j(self, request: Request) -> float | None:
         self._shared.incoming.read()

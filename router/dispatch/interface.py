@@ -4,6 +4,7 @@ from typing import Protocol
 
 from router.core.events import AnswerEvent, Fetched, Progressed, PromptCounted
 from router.core.stats import TokenStats
+from router.core.targets import Verdict
 from router.core.types import Outcome, Request, WorkerSpec
 
 # Gets the worker of a request that waits.
@@ -38,6 +39,9 @@ class DispatchPort(Protocol):
 
     def end(self, request: Request, outcome: Outcome) -> None:
         """End a request that waits or is at a worker; no-op if it has ended."""
+
+    def judged(self, request: Request, verdict: Verdict) -> None:
+        """Count whether a request met its targets."""
 
     def energy_j(self, request: Request) -> float | None: ...
 

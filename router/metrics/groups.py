@@ -5,12 +5,14 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import get_args
 
 from router.core.energy.levels import STATES
 from router.core.forecast.look_ahead import LookAhead
 from router.core.rounds.decider import Decider
 from router.core.state.barrier import StepTotals
 from router.core.state.group import Group
+from router.core.targets import Verdict
 from router.core.types import ADMISSION_ENDED, Outcome, StateSource
 from router.metrics.prefixes import PREFIX_ROWS
 from router.metrics.rows import HistogramRow, Row
@@ -55,6 +57,15 @@ DECIDER_ROWS: Sequence[Row[Decider]] = (
             "unserved": decider.stats.unserved,
         },
         "outcome",
+    ),
+    Row(
+        "evenstep_targets_total",
+        "Requests with targets by whether they met them, or why not: refused at once, since the "
+        "first token could not come in time; queue, late for the wait in the router, or turned "
+        "away there; prompt, the way from the worker to the first token; tokens, the time for each "
+        "further one; failed, an error.",
+        lambda decider: {each: decider.stats.verdicts[each] for each in get_args(Verdict)},
+        "verdict",
     ),
     Row(
         "evenstep_pool_requests",

@@ -193,3 +193,4 @@ class Link:
                 queue.stats.tokens.itl_s.add(group.itl, group.itl_s)
                 queue.stats.tokens.tpot_s.add(group.tpot, group.tpot_s)
                 queue.stats.unreturned += group.unreturned
+                queue.stats.verdicts.update(group.verdicts)

@@ -14,6 +14,7 @@ from router.core.errors import (
     PoolFullError,
     QueueTimeoutError,
 )
+from router.core.targets import Verdict
 from router.core.types import Request, WorkerSpec
 from router.processes.directory import Directory, Pair
 
@@ -60,6 +61,7 @@ class GroupTally(msgspec.Struct, array_like=True):
     tpot: list[int] = []
     tpot_s: float = 0.0
     unreturned: int = 0
+    verdicts: dict[Verdict, int] = {}
 
 
 class Tally(Message, frozen=True):

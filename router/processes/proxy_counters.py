@@ -2,6 +2,7 @@ from collections import Counter, defaultdict
 
 from router.access.key_ring import Key
 from router.core.stats import TokenStats
+from router.core.targets import Verdict
 from router.http.refusal import HttpCounts
 from router.processes.messages import GroupTally, Tally
 
@@ -19,6 +20,7 @@ class Tallies:
         self._told_refused: Counter[int] = Counter()
         self.tokens: defaultdict[str, TokenStats] = defaultdict(TokenStats)
         self.unreturned: Counter[str] = Counter()
+        self.verdicts: defaultdict[str, Counter[Verdict]] = defaultdict(Counter)
         self.unauthorized = self.broken = 0
 
     def enter(self, key: Key, now_s: float) -> None:
@@ -33,11 +35,14 @@ class Tallies:
 
     def take(self) -> Tally | None:
         groups: dict[str, GroupTally] = {}
-        for name in self.tokens.keys() | self.unreturned.keys():
+        verdicts = {name: dict(counts) for name, counts in self.verdicts.items()}
+        self.verdicts.clear()
+        for name in self.tokens.keys() | self.unreturned.keys() | verdicts.keys():
             stats, unreturned = self.tokens[name], self.unreturned.pop(name, 0)
             (itl, itl_s), (tpot, tpot_s) = stats.itl_s.take(), stats.tpot_s.take()
-            if unreturned or any(itl) or any(tpot):
-                groups[name] = GroupTally(itl, itl_s, tpot, tpot_s, unreturned)
+            judged = verdicts.get(name, {})
+            if unreturned or judged or any(itl) or any(tpot):
+                groups[name] = GroupTally(itl, itl_s, tpot, tpot_s, unreturned, judged)
         refused = Counter(self._http.refused) - self._told_refused
         connections = self._http.connections
         unauthorized, broken = self.unauthorized, self.broken

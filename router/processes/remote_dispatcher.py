@@ -19,6 +19,7 @@ from router.core.errors import DisplacedError, EvenstepError, NoWorkerError, Que
 from router.core.queue.retry import RetryBudget
 from router.core.request_watcher import RequestWatcher, Served
 from router.core.stats import TokenStats
+from router.core.targets import Verdict
 from router.core.types import Outcome, Request
 from router.dispatch.interface import Again, Waiter
 from router.processes import messages as m
@@ -260,6 +261,9 @@ class RemoteDispatcher:
         if self._peer is not None:
             self._peer.send(ev.Began(request.id, worker_id, now_s, good))
         return self._tallies.tokens[request.group]
+
+    def judged(self, request: Request, verdict: Verdict) -> None:
+        self._tallies.verdicts[request.group][verdict] += 1
 
     def apply(self, event: ev.AnswerEvent | ev.Progressed | ev.PromptCounted) -> None:
         if isinstance(event, ev.Progressed | ev.PromptCounted):

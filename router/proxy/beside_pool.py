@@ -20,6 +20,7 @@ from router.core.events import AnswerEvent, Progressed, PromptCounted, Succeeded
 from router.core.state.group import Group
 from router.core.state.worker import Worker
 from router.core.stats import TokenStats
+from router.core.targets import Verdict
 from router.core.types import Outcome
 from router.core.types import Request as PoolRequest
 from router.dispatch.interface import Again, Waiter
@@ -172,6 +173,9 @@ class _Place:
         worker, self._worker = self._worker, None
         if worker is not None:
             self._aside.end(worker, request.id)
+
+    def judged(self, request: PoolRequest, verdict: Verdict) -> None:
+        """They have no targets."""
 
     def energy_j(self, _: PoolRequest) -> float | None:
         return None

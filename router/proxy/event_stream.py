@@ -137,11 +137,15 @@ class TokenTimes:
         self._tokens += len(times_s)
         self._last_s = times_s[-1] if times_s else self._last_s
 
-    def end(self) -> None:
-        """Record TPOT; answers are taken to be equally long."""
+    @property
+    def tpot_s(self) -> float | None:
+        """Answers are taken to be equally long; None: of one token."""
         tokens = self._tokens / self._answers
-        if tokens > 1:
-            self._stats.tpot_s.observe((self._last_s - self._first_s) / (tokens - 1))
+        return (self._last_s - self._first_s) / (tokens - 1) if tokens > 1 else None
+
+    def end(self) -> None:
+        if (tpot_s := self.tpot_s) is not None:
+            self._stats.tpot_s.observe(tpot_s)
 
 
 @dataclass(slots=True)

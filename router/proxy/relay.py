@@ -23,6 +23,7 @@ from router.core.errors import (
 from router.core.events import Progressed, PromptCounted, Refused
 from router.core.queue.retry import may_differ_elsewhere
 from router.core.stats import TokenStats
+from router.core.targets import Targets, Verdict
 from router.core.types import Outcome, Request, WorkerSpec
 from router.dispatch.interface import Waiter
 from router.engines.http_client import Response
@@ -68,8 +69,11 @@ class Relay:
         self._response: Response
         self._started = self._headed = False
         self._failed = False
+        self._error: EvenstepError | None = None
+        self._whole_tokens: float | None = None
         self._stream_down: EventStream | None = None
         self._told_tokens = 0
+        self._first_s: float  # time of the first byte
         self._times: TokenTimes
         self._passing: Passing | None = None
 
@@ -101,9 +105,40 @@ class Relay:
             raise
         finally:
             self._passing = None  # breaks a reference cycle
+            self._conclude()
+
+    def _conclude(self) -> None:
+        """Count whether the request met its targets, if that can be told."""
+        request, line = self._request, self._asked.line
+        if request.targets is None:
+            return
+        verdict = self._verdict(request.targets, (line and line.pool_s) or 0.0)
+        if verdict is not None:
+            self._context.port.judged(request, verdict)
+            if line is not None:
+                line.verdict = verdict
+
+    def _verdict(self, targets: Targets, queued_s: float) -> Verdict | None:
+        arrival_s = self._request.arrival_s
+        if not self._at:
+            waited_s = self._context.clock() - arrival_s
+            late = targets.ttft_s is not None and waited_s > targets.ttft_s
+            return "queue" if late or self._error is not None else None
+        if self._error is not None:
+            return "failed"
+        if self._failed:
+            of_client = 400 <= self._response.status < 500
+            return None if of_client else "failed"
+        if self._whole_tokens is not None:
+            return targets.verdict_whole(queued_s, self._first_s - arrival_s, self._whole_tokens)
+        if not self._headed:  # its client left, and may not have wanted a stream
+            return None
+        verdict = targets.verdict(queued_s, self._first_s - arrival_s, self._times.tpot_s)
+        return None if verdict == "met" and self._client.gone else verdict
 
     def _refuse(self, error: EvenstepError) -> None:
         self._started = True
+        self._error = error
         self._client.answer(self._asked.dialect.error(error_answer(error)))
 
     def _cut_short(self, error: EvenstepError, outcome: Outcome) -> None:
@@ -114,6 +149,7 @@ class Relay:
         if not self._headed:
             self._refuse(error)
         elif stream is not None:
+            self._error = None if done else error
             self._client.finish(b"" if done else self._error_event(error, stream))
 
     async def _attempts(self) -> None:
@@ -196,6 +232,8 @@ class Relay:
             self._context.port.apply(PromptCounted(self._request.id, *counted))
         elif counted is not None:
             self._progress(counted[1])  # else each answer would count as one token
+        if counted is not None:
+            self._whole_tokens = counted[1] / self._request.slots
         failed = status >= HTTPStatus.INTERNAL_SERVER_ERROR
         energy = [(ENERGY_HEADER, self._energy())] if self._request.metered else []
         self._end(Outcome.FAILED if failed else Outcome.COMPLETED)
@@ -213,6 +251,7 @@ class Relay:
             self._count()
             if not stream.done:
                 self._judge(worker, error)
+                self._error = error
                 self._end(Outcome.FAILED)
                 # Tokens cannot be taken back, so the stream ends with an error event.
                 self._client.finish(self._error_event(error, stream))
@@ -323,8 +362,8 @@ class Relay:
         """Just before it; returns the group's counters. RecalledError: retry elsewhere."""
         self._watched.note_started()
         self._started = True
-        now_s, good = self._context.clock(), not self._failed
-        return self._context.port.began(self._request, self._at, now_s, good=good)
+        self._first_s, good = self._context.clock(), not self._failed
+        return self._context.port.began(self._request, self._at, self._first_s, good=good)
 
 
 def blamed(worker: WorkerSpec, error: UpstreamError) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from starlette.types import Scope
 
 from router.core.clock import Clock
 from router.core.request_watcher import Served
+from router.core.targets import Targets, Verdict
 from router.core.types import Outcome, Request
 from router.logs import fields
 
@@ -48,6 +49,8 @@ class RequestLine:
     engine_s: float | None = None
     again: str | None = None  # workers and reasons of failed attempts
     ttft_s: float | None = None
+    targets: Targets | None = None
+    verdict: Verdict | None = None  # whether it met its targets
     token: str | None = None  # router's token, if it went to a pool
     elsewhere: bool = False  # another process writes the line
     _since_s: float | None = None
@@ -120,6 +123,12 @@ class RequestLog:
             "attempts": line.attempts,
             "again": line.again,
         }
+        if line.targets is not None:
+            shown["target_ttft_s"], shown["target_tpot_s"] = (
+                line.targets.ttft_s,
+                line.targets.tpot_s,
+            )
+            shown["targets"] = line.verdict
         for name in ("pool_s", "engine_s", "ttft_s"):
             if (seconds := getattr(line, name)) is not None:
                 shown[name] = round(seconds, 6)
@@ -157,6 +166,7 @@ def follow(scope: Scope, request: Request, model: str | None, name: str) -> Requ
     if line is not None:
         line.waits()
         line.token, line.model, line.group = request.first_id, model, request.group
+        line.targets = request.targets
         # The client may leave before an answer carries it.
         line.request_id = name
         scope[_OPEN][line.token] = line

@@ -279,6 +279,7 @@ async def test_what_proxies_count_comes_together(tmp_path: Path) -> None:
             proxy.tallies.tokens["default"].itl_s.observe(0.02)
             proxy.tallies.tokens["default"].tpot_s.observe(0.03)
             proxy.http.connections, proxy.http.refused[413] = 2, 1
+            proxy.port.judged(request(0), "met")
             proxy.tallies.unauthorized += 1
             proxy.port.tick()
             proxy.port.tick()  # has no news
@@ -286,6 +287,7 @@ async def test_what_proxies_count_comes_together(tmp_path: Path) -> None:
         await until(lambda: sum(tokens.itl_s.counts) == 2)
 
         assert (sum(tokens.tpot_s.counts), tokens.itl_s.total) == (2, 0.04)
+        assert dict(decider.rig.stats.verdicts) == {"met": 2}
         assert (decider.http.connections, decider.http.refused[413]) == (4, 2)
         assert decider.limits.unauthorized == 2
         one.http.connections = 0

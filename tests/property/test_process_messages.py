@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import get_args
 
 import msgspec
 import pytest
@@ -30,7 +31,7 @@ from router.core.events import (
     Succeeded,
 )
 from router.core.queue.retry import Deadlines
-from router.core.targets import Targets
+from router.core.targets import Targets, Verdict
 from router.core.types import Content, Outcome, Request, WorkerSpec
 from router.dispatch.models import Route
 from router.http.port import EndingSettings, HttpLimits
@@ -62,7 +63,9 @@ requests = st.builds(
     content=st.none() | st.builds(Content, st.binary(), st.binary(), st.just(bytes(50_000))),
 )
 tallies = st.builds(
-    m.GroupTally, st.lists(counts, max_size=4), times, st.lists(counts, max_size=4), times, counts
+    m.GroupTally,
+    *(st.lists(counts, max_size=4), times, st.lists(counts, max_size=4), times, counts),
+    st.dictionaries(st.sampled_from(get_args(Verdict)), counts, max_size=3),
 )
 from_proxies = st.one_of(
     st.builds(

@@ -45,6 +45,7 @@ const CARDS = [
   },
   {
     name: "ttft", title: "Time to first token", tone: "accent", format: seconds, axis: axisSeconds, routed: true,
+    note: ({ average }) => (average.met === null ? "" : `mean; ${percent(average.met)} of requests with targets met them`),
     about: "mean, from a request's arrival here",
   },
   {

@@ -38,6 +38,7 @@ function rates(now, before, group) {
     pool: group.pool_requests,
     power: powerOf(group),
     ttft: per(d("first_token_s"), d("first_tokens")),
+    met: per(d("targets_met"), d("targets")),
     cached: per(d("prefix_found_tokens"), d("prefix_prompt_tokens")),
     steps: per(d("steps"), elapsed),
     decision: group.rule && before.rule

@@ -29,6 +29,7 @@ def test_of_a_router() -> None:
     decider.pool.add(request(1))
     decider.stats.outcomes |= {Outcome.COMPLETED: 3, Outcome.FAILED: 2, Outcome.EXPIRED: 1}
     decider.stats.ttft_s.observe(0.5)
+    decider.stats.verdicts.update(met=3, queue=1)
     show(cluster, snapshot("full", 1, running(part(7), 100, 20), power_w=300.0))
     send(cluster, request(8, 50), "b")
     cluster.apply(WorkerDown("b", "gone"))
@@ -56,6 +57,7 @@ def test_of_a_router() -> None:
     assert (b["source"], b["age_s"], b["problem"]) == ("own", None, None)
     sums = told["sums"]
     assert (sums["completed"], sums["failed"], sums["first_token_s"]) == (3, 3, 0.5)
+    assert (sums["targets"], sums["targets_met"]) == (4, 3)
     assert told["rule"]["policy"] == "bfio"
     assert told["rule"]["horizon"] == 0
     assert [fact["topic"] for fact in told["facts"]][:2] == ["Workers", "Loads"]
