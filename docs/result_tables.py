@@ -10,8 +10,14 @@ from docs.stale_figures import DATA, kept_headers
 from loadgen.demo.worlds import SUBJECT
 from loadgen.figures.figures_document import outcomes_of
 from loadgen.figures.studies import STUDIES
-from loadgen.figures.studies.serving_rates_study import OVERLOAD
-from loadgen.figures.studies.serving_study import JOINT, OURS, TPOT, TTFT, TTFT_P99
+from loadgen.figures.studies.serving_study import (
+    JOINT,
+    OURS,
+    TPOT,
+    TTFT,
+    TTFT_P99,
+    ServingRatesStudy,
+)
 from loadgen.figures.tables import Table
 from loadgen.report.intervals import paired
 
@@ -216,19 +222,20 @@ def study_tables(name: str) -> Sequence[Table]:
 def serving_rates() -> str:
     """The joint plan for prompts beside the rule on arrival, at all rates."""
     found = outcomes_of(kept("figures/figures.json"))["serving_rates"]
+    overload_rate = ServingRatesStudy.OVERLOAD
 
     def ratios(metric: str, *, overload: bool) -> str:
         each = [
             1 + paired(sample.each(metric), found[setting, rate, OURS].each(metric)).mean
             for (setting, rate, way), sample in found.items()
-            if way == JOINT and (rate == OVERLOAD) is overload
+            if way == JOINT and (rate == overload_rate) is overload
         ]
         return f"{min(each):.2f} to {max(each):.2f}"
 
     ttft, p99, tpot = (ratios(column.metric, overload=False) for column in (TTFT, TTFT_P99, TPOT))
     return (
         f"Over `barrier_time`'s, `bfio`'s mean TTFT is x {ttft}, p99 TTFT x {p99} and TPOT x "
-        f"{tpot} at all rates but {OVERLOAD}/s. There, where prompts queue, mean TTFT is x "
+        f"{tpot} at all rates but {overload_rate}. There, where prompts queue, mean TTFT is x "
         f"{ratios(TTFT.metric, overload=True)} and TPOT x {ratios(TPOT.metric, overload=True)}."
     )
 

@@ -147,7 +147,7 @@ def test_planned_prompts_are_as_soon_as_the_page_says() -> None:
         ("and TPOT x {} to {}.", "tpot_mean_s", True),
     ):
         ratios = []
-        for setting, rate, _ in [key for key in ours if (key[1] == "11") is overload]:
+        for setting, rate, _ in [key for key in ours if (key[1] == "11/s") is overload]:
             pairs = zip(
                 *(runs[setting, rate, way][metric] for way in ("bfio", "barrier_time")), strict=True
             )
