@@ -134,12 +134,6 @@ COMMANDS = {
         "Find out whether balancing matters on a running cluster, and what it would gain.",
         "evenstep diagnose --url http://127.0.0.1:8090 --price 0.30",
     ),
-    "tune": _Command(
-        PLAN,
-        "loadgen.simulator.tune.tune_command:tune",
-        "Find the best look-ahead and tie weight for a trace by simulation.",
-        "evenstep tune --trace burstgpt --workers 32 --slots 72",
-    ),
     "solve": _Command(
         RESEARCH,
         "router.commands.solve_command:solve_file",

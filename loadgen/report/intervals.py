@@ -20,10 +20,6 @@ class Estimate:
     mean: float
     half_width: float | None
 
-    @property
-    def surely_not_zero(self) -> bool:
-        return self.half_width is not None and abs(self.mean) > self.half_width
-
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean and interval by Student's t; needs independent values, at least one."""
