@@ -48,22 +48,29 @@ class UnknownKeyError(EvenstepError):
     """The request has no key, or an invalid one."""
 
 
-class KeyLimitError(EvenstepError):
-    """A key has reached a limit; ``reached`` describes it for the client."""
+class RetryLaterError(EvenstepError):
+    """The request is refused for now; ``why`` is for the client."""
 
-    def __init__(self, reached: str, retry_after_s: int) -> None:
-        super().__init__(f"{reached}; retry later")
+    def __init__(self, why: str, retry_after_s: int) -> None:
+        super().__init__(f"{why}; retry later")
         self.retry_after_s = retry_after_s
 
 
-class PoolFullError(EvenstepError):
+class KeyLimitError(RetryLaterError):
+    """A key has reached a limit."""
+
+
+class TargetError(RetryLaterError):
+    """The request's first token cannot come in time."""
+
+
+class PoolFullError(RetryLaterError):
     """The waiting pool is full."""
 
     _whose = ""
 
     def __init__(self, limit: int, retry_after_s: int) -> None:
-        super().__init__(f"the waiting pool is full ({limit} requests{self._whose}); retry later")
-        self.retry_after_s = retry_after_s
+        super().__init__(f"the waiting pool is full ({limit} requests{self._whose})", retry_after_s)
 
 
 class DisplacedError(PoolFullError):

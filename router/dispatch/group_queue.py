@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import ClassVar, Protocol
 
 from router.core.clock import Clock
@@ -15,6 +16,7 @@ from router.core.errors import (
     NoWorkerError,
     PoolFullError,
     QueueTimeoutError,
+    TargetError,
 )
 from router.core.events import Arrived, Dispatched, Ended, FeedStale
 from router.core.forecast.look_ahead import LookAhead
@@ -24,6 +26,7 @@ from router.core.queue.retry import RetryBudget
 from router.core.rounds.decider import Decider
 from router.core.rounds.overcommit import Overcommit
 from router.core.state.cluster import Cluster
+from router.core.state.first_token import expected_s
 from router.core.state.group_budget import GroupBudget
 from router.core.targets import Targets
 from router.core.types import Dispatch, Outcome, Request
@@ -37,6 +40,9 @@ _GRACE_S = 1.0
 DISSOLVED_S = 60.0
 # Ranks of a barrier report within this time of each other; a round waits for the last one.
 _BARRIER_SKEW_S = 0.002
+# A request is refused if its first token is expected after so many times its target: policies
+# choose among those that wait, and some come sooner than expected. Found by simulation.
+SURELY_LATE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +148,7 @@ class GroupQueue:
         """Queue a newcomer; errors as from ``DispatchPort.submit``."""
         if (deserted := self.deserted()) is not None:
             raise self._unserved(deserted)
+        self._refuse_late(request)
         if self.pool.full:
             self.hold_round()
             if self.pool.full:
@@ -188,6 +195,19 @@ class GroupQueue:
         within = self.budget.spend(self._shared.clock())
         self.stats.unreturned += not within
         return within
+
+    def _refuse_late(self, newcomer: Request) -> None:
+        """TargetError: its first token cannot come in time, by the learned costs."""
+        if newcomer.targets is None or (wanted_s := newcomer.targets.ttft_s) is None:
+            return
+        ahead = self.pool.ahead_of(newcomer)
+        expected = expected_s(newcomer, self.group, self.decider.dispatch, *ahead)
+        if expected is None:
+            return
+        expected += self._shared.clock() - newcomer.arrival_s
+        if expected > SURELY_LATE * wanted_s:
+            said = f"the first token would come in about {expected:.1f} s, and the target is "
+            raise TargetError(f"{said}{wanted_s:g} s", ceil(expected - wanted_s))
 
     def _make_place(self, newcomer: Request) -> None:
         limit = self._shared.settings.pool_size

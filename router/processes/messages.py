@@ -13,6 +13,8 @@ from router.core.errors import (
     NoWorkerError,
     PoolFullError,
     QueueTimeoutError,
+    RetryLaterError,
+    TargetError,
 )
 from router.core.targets import Verdict
 from router.core.types import Request, WorkerSpec
@@ -151,16 +153,17 @@ FromDecider = Given | Denied | Recall | Try | Told | Beat
 
 _KINDS: dict[str, type[EvenstepError]] = {
     kind.__name__: kind
-    for kind in (NoWorkerError, QueueTimeoutError, PoolFullError, DisplacedError, KeyLimitError)
+    for kind in (
+        *(NoWorkerError, QueueTimeoutError),
+        *(PoolFullError, DisplacedError, KeyLimitError, TargetError),
+    )
 }
 
 
 def denied(request_id: str, error: EvenstepError) -> Denied:
     """An unexpected error class travels under its own name."""
     kind = type(error).__name__
-    retry_after_s = (
-        error.retry_after_s if isinstance(error, PoolFullError | KeyLimitError) else None
-    )
+    retry_after_s = error.retry_after_s if isinstance(error, RetryLaterError) else None
     own = isinstance(error, QueueTimeoutError) and error.own
     return Denied(request_id, kind, str(error), retry_after_s, own)
 
@@ -170,7 +173,7 @@ def error_of(message: Denied) -> EvenstepError:
     kind = _KINDS.get(message.kind, EvenstepError)
     # The constructor would word the text differently.
     error = kind.__new__(kind, message.said)
-    if isinstance(error, PoolFullError | KeyLimitError):
+    if isinstance(error, RetryLaterError):
         error.retry_after_s = message.retry_after_s or 1
     if isinstance(error, QueueTimeoutError):
         error.own = message.own

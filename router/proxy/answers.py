@@ -61,7 +61,7 @@ def error_answer(error: errors.EvenstepError) -> Answer:
         case errors.UnknownKeyError():
             scheme = (b"www-authenticate", b"Bearer")
             return _error(401, "AuthenticationError", str(error), headers=(scheme,))
-        case errors.PoolFullError() | errors.KeyLimitError():
+        case errors.RetryLaterError():
             retry = (b"retry-after", str(error.retry_after_s).encode())
             return _error(429, "TooManyRequestsError", str(error), headers=(retry,))
         case (

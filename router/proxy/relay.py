@@ -16,6 +16,7 @@ from router.core.errors import (
     EvenstepError,
     RecalledError,
     RequestTimeoutError,
+    TargetError,
     UnreachedError,
     UpstreamError,
     UpstreamTimeoutError,
@@ -120,6 +121,8 @@ class Relay:
 
     def _verdict(self, targets: Targets, queued_s: float) -> Verdict | None:
         arrival_s = self._request.arrival_s
+        if isinstance(self._error, TargetError):
+            return "refused"
         if not self._at:
             waited_s = self._context.clock() - arrival_s
             late = targets.ttft_s is not None and waited_s > targets.ttft_s

@@ -48,6 +48,7 @@ ASKED: list[tuple[str, str, dict[str, Any] | bytes | None, dict[str, str]]] = [
     ("POST", "/v1/completions", b'{"prompt": ', {}),
     ("POST", "/v1/messages", b"[]", {}),
     ("POST", "/v1/completions", {**COMPLETION, "max_tokens": "many"}, {}),
+    ("POST", "/v1/completions", COMPLETION, {"x-slo-ttft-ms": "soon"}),
     ("GET", "/v1/completions", None, {}),
     ("POST", "/tokenize", {"model": "emulated", "prompt": "Hello"}, {}),
     ("GET", "/v1/models", None, {}),
@@ -113,6 +114,26 @@ def test_the_log_tells_the_tokens_that_who_has_left_has_seen(tmp_path: Path) -> 
         tokens = re.search(r"output_tokens=(\d+)", line)
         assert tokens is not None
         assert 40 <= int(tokens[1]) < 4000  # some are under way when it leaves
+
+
+def test_targets_are_met_or_refused_over_all_processes(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"alice {ALICE} ttft_ms=60000 tpot_ms=60000\nbob {BOB} ttft_ms=1000\n")
+    with several(tmp_path, "--api-key-file", str(keys), "--step-time", "9.5,0") as (_, router):
+
+        def asked(key: str, **headers: str) -> httpx.Response:
+            headers["authorization"] = f"Bearer {key}"
+            url = router.url + "/v1/completions"
+            return httpx.post(url, json={**COMPLETION, "stream": True}, headers=headers, timeout=60)
+
+        assert asked(ALICE).status_code == 200
+        assert asked(ALICE, **{"x-slo-tpot-ms": "0.001"}).status_code == 200
+        refused = asked(BOB)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "9")
+        assert asked(BOB, **{"x-llm-d-slo-ttft-ms": "60000"}).status_code == 200
+        counts = {"met": 2, "refused": 1, "queue": 0, "prompt": 0, "tokens": 1, "failed": 0}
+        expected = {f'group="default",verdict="{verdict}"': n for verdict, n in counts.items()}
+        wait_until(lambda: samples(router, "evenstep_targets_total") == expected, 60, "counts")
 
 
 async def test_limits_of_keys_hold_over_all_processes(tmp_path: Path) -> None:

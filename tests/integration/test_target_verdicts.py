@@ -5,9 +5,14 @@ import contextlib
 import logging
 
 import pytest
+from msgspec import structs
 
+from router.core.events import SnapshotReceived
 from router.core.queue.retry import Deadlines
+from router.core.state.prefill_worker import PrefillWorker
+from router.core.step_time import StepTime
 from tests.support.clock import put_forward
+from tests.support.core import snapshot
 from tests.support.relaying import routed
 from tests.support.scripted import DONE, ScriptedServer, soon, token_events, until
 from tests.support.serving import Router
@@ -147,3 +152,33 @@ async def test_a_stream_that_takes_too_long_or_breaks_has_failed(breaks: bool) -
         assert b'"error"' in (await soon(asked)).content
         await router.settled()
         assert dict(router.stats.verdicts) == {"failed": 1}
+
+
+@pytest.mark.parametrize("prefills", [0, 1])
+async def test_one_whose_first_token_cannot_come_in_time(prefills: int) -> None:
+    async with routed(2, prefills=prefills) as (router, engines):
+        for stage in router.dispatcher.cluster.groups.values():
+            for worker in stage.workers.values():
+                if isinstance(worker, PrefillWorker):
+                    told = snapshot("full", 1)
+                    told = structs.replace(told, scheduled_prefill_tokens=3, step_s=9.5)
+                    router.dispatcher.apply(SnapshotReceived(worker.spec.id, told, 0.0))
+        router.dispatcher.fix_step_time(StepTime(9.5))
+        refused = await soon(router.post(headers=wants("1000")))
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "9")
+        error = refused.json()["error"]
+        assert (error["type"], error["code"]) == ("TooManyRequestsError", 429)
+        assert error["message"].startswith("the first token would come in about 9.5 s, and the ")
+        assert all(engine.idle for engine in engines)
+        assert dict(router.stats.verdicts) == {"refused": 1}
+        await router.settled()
+
+
+async def test_who_may_wait_long_enough_or_wants_nothing_is_not_refused() -> None:
+    async with routed() as (router, (engine,)):
+        router.dispatcher.fix_step_time(StepTime(10.0))
+        for headers in (wants("6000"), wants(None, NEVER), wants()):
+            asked = router.post(headers=headers)
+            await (await engine.next()).answer(WHOLE)
+            assert (await soon(asked)).status_code == 200
+        assert dict(router.stats.verdicts) == {}

@@ -17,6 +17,7 @@ from router.core.errors import (
     NoWorkerError,
     PoolFullError,
     QueueTimeoutError,
+    TargetError,
 )
 from router.core.events import (
     Arrived,
@@ -165,6 +166,7 @@ def test_what_cannot_be_written_leaves_the_rest_as_it_was() -> None:
         PoolFullError(7, 2),
         DisplacedError(7, 3),
         KeyLimitError("5 requests", 11),
+        TargetError("in 9 s", 8),
     ],
 )
 def test_errors_are_told_as_they_are(error: EvenstepError) -> None:

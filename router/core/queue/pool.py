@@ -12,6 +12,7 @@ from itertools import accumulate, chain, takewhile
 from operator import itemgetter
 
 import numpy as np
+import numpy.typing as npt
 
 from router.core.queue.fair_share import Offer, Weight
 from router.core.queue.tier import Tier
@@ -50,6 +51,7 @@ class Pool:
         self._waiting: list[Request] = []
         self._prompt_tokens = array("q")
         self._slots = array("q")
+        self._due = array("d")  # times at which first tokens are wanted
         self._serial = 0
         self.requests_of: Counter[str] = Counter()
         self.slots_of: Counter[str] = Counter()
@@ -97,13 +99,14 @@ class Pool:
         self._waiting.insert(place, request)
         self._prompt_tokens.insert(place, request.prompt_tokens)
         self._slots.insert(place, request.slots)
+        self._due.insert(place, _due(request))
 
     def remove(self, request_id: str) -> Request | None:
         """None if it does not wait here."""
         if (key := self._keys.pop(request_id, None)) is not None:
             place = bisect_left(self._order, key)
             del self._order[place], self._waiting[place]
-            del self._prompt_tokens[place], self._slots[place]
+            del self._prompt_tokens[place], self._slots[place], self._due[place]
             request = self._by_id.pop(request_id)
         elif request_id in self._failed:
             request = self._failed.pop(request_id)[1]
@@ -129,6 +132,13 @@ class Pool:
         if most == newcomer or grown / weight(newcomer) > left / weight(most):
             return None
         return next((each for each in reversed(self._waiting) if each.tenant == most), None)
+
+    def ahead_of(self, newcomer: Request) -> tuple[int, npt.NDArray[np.int64]]:
+        """Slots, and each prompt's tokens, of those as urgent whose first tokens are due sooner."""
+        stop = bisect_left(self._order, (newcomer.priority, math.inf, 0))
+        sooner = np.array(self._due[:stop]) <= _due(newcomer)
+        slots = np.array(self._slots[:stop])[sooner].sum()
+        return int(slots), np.array(self._prompt_tokens[:stop])[sooner]
 
     def expired(self, now: float) -> list[Request]:
         return [each for each in self if now - each.arrival_s >= self.timeout_of(each)]
@@ -275,3 +285,9 @@ class Pool:
         """The gap needed falls from a request's size to 0."""
         needed = request.load_tokens * (1 - self._waited(request, now) ** _RELUCTANCE)
         return needed <= gap_tokens
+
+
+def _due(request: Request) -> float:
+    """Time at which its first token is wanted; infinite: at no time."""
+    wanted_s = None if request.targets is None else request.targets.ttft_s
+    return math.inf if wanted_s is None else request.arrival_s + wanted_s

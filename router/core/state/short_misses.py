@@ -29,10 +29,10 @@ def sooner_at(request: Request, group: Group) -> str | None:
     no step has told what prompts cost, a token costs what it does at those.
     """
     stage, hits, cost = group.prefills, group.hits, group.step_time
-    through = [] if stage is None else list(_through(request, stage))
-    if not through or hits is None:
+    times = [] if stage is None else list(through(request, stage))
+    if not times or hits is None:
         return None
-    (least_s, token_s), chosen = min(through), None
+    (least_s, token_s), chosen = min(times), None
     views = group.views(Dispatch.POOL)
     every = sum(view.requests for view in views)
     for view, cached in zip(views, hits(request), strict=True):
@@ -49,10 +49,14 @@ def sooner_at(request: Request, group: Group) -> str | None:
     return chosen
 
 
-def _through(request: Request, stage: Group) -> Iterator[tuple[float, float]]:
-    """Seconds until each prefill worker has computed a prompt, and those of a token."""
+def through(request: Request, stage: Group, ahead_tokens: int = 0) -> Iterator[tuple[float, float]]:
+    """Seconds until each prefill worker has computed a prompt, and those of a token.
+
+    ``ahead_tokens``: of prompts that all prefill workers compute before.
+    """
+    ahead = ahead_tokens / max(1, len(stage.live_workers()))
     cached = repeat(0) if stage.hits is None else stage.hits(request)
     for worker, tokens in zip(stage.live_workers(), cached, strict=False):
         if isinstance(worker, PrefillWorker) and worker.takes and worker.token_s:
-            left = worker.load_tokens + request.prompt_tokens - tokens
+            left = worker.load_tokens + ahead + request.prompt_tokens - tokens
             yield worker.token_s * left, worker.token_s

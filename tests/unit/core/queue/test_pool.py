@@ -7,6 +7,7 @@ import pytest
 
 from router.core.errors import PoolFullError
 from router.core.queue.pool import Pool
+from router.core.targets import Targets
 from router.core.types import Request
 from tests.support.core import request, token
 
@@ -224,3 +225,28 @@ def test_nobody_else_has_to_leave_for_those_that_were_failed() -> None:
     for number in (1, 2):
         pool.add(replace(failed(number, "a"), tenant="many"))
     assert pool.displaced_by("few", lambda _: 1) is None
+
+
+def test_ahead_are_those_as_urgent_whose_first_tokens_are_due_sooner() -> None:
+    def wants(number: int, ttft_s: float | None, slots: int = 1, **fields: int) -> Request:
+        targets = None if ttft_s is None else Targets(ttft_s)
+        return replace(request(number, 100 * number, slots=slots, **fields), targets=targets)
+
+    pool = pool_of(
+        wants(1, 3.0, arrival=1),
+        wants(2, 5.0, arrival=1),
+        wants(3, None),
+        wants(4, 1.0, priority=1),
+        wants(5, 9.0, slots=2, priority=-1),
+    )
+    for newcomer, slots, tokens in (
+        (wants(9, 4.0, arrival=2), 2, [100, 200]),
+        (wants(9, 1.0, arrival=2), 0, []),
+        (wants(9, 9.0, arrival=2), 4, [500, 100, 200]),
+        (wants(9, None), 5, [500, 300, 100, 200]),
+        (wants(9, 9.0, priority=-1), 2, [500]),
+    ):
+        ahead_slots, ahead_tokens = pool.ahead_of(newcomer)
+        assert (ahead_slots, ahead_tokens.tolist()) == (slots, tokens)
+    pool.remove(token(1))
+    assert pool.ahead_of(wants(9, 4.0, arrival=2))[0] == 1

@@ -1,0 +1,65 @@
+"""When a newcomer's first token may be expected, by the learned costs."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from router.core.state.short_misses import through
+from router.core.types import Dispatch, Request
+
+if TYPE_CHECKING:
+    from router.core.state.group import Group
+
+
+def expected_s(
+    request: Request,
+    group: Group,
+    dispatch: Dispatch,
+    ahead_slots: int,
+    ahead_tokens: npt.NDArray[np.int64],
+) -> float | None:
+    """Seconds until a newcomer's first token at the soonest; None: the costs are not learned yet.
+
+    It is the later of two times. The workers compute the prompts that are pending, those ahead in
+    the pool and its own. Of a longer one ahead only as much as its own counts, since a policy may
+    let the shorter one pass. Or it and those ahead need slots, and requests end as they did of
+    late: as they end at random, by two standard deviations more of them.
+    ``ahead_slots``: engine requests ahead of it in the pool; ``ahead_tokens``: of each prompt.
+    """
+    if group.serves is not None:
+        every = through(request, group, int(ahead_tokens.sum()))
+        return min((seconds for seconds, _ in every), default=None)
+    cost, workers = group.step_time, group.live_workers()
+    able = [i for i, worker in enumerate(workers) if worker.spec.id not in request.lacks]
+    if cost is None or not able:
+        return None
+    views = [group.views(dispatch)[i] for i in able]
+    hits = None if group.hits is None else group.hits(request)
+    own = np.array([request.prompt_tokens - (hits[i] if hits else 0) for i in able])
+    totals, budget = group.hit_totals, group.prompt_budget
+    uncached = 1 - totals.found_tokens / max(1, totals.prompt_tokens)
+    before = np.minimum(uncached * ahead_tokens, own.min()).sum() / len(able)
+    steps_s = np.array([cost.seconds(view.load_tokens, view.requests) for view in views])
+    if group.barrier is not False:
+        steps_s[:] = steps_s.max()
+    any_s, each_s = cost.prompts_s(0)
+    chunk, window = group.shown.chunk, budget.every if budget else 1
+
+    def least_s(tokens: npt.NDArray[np.float64]) -> float:
+        steps = np.maximum(1, np.ceil(tokens / chunk)) * window
+        return float((steps * (steps_s + any_s) + each_s * tokens).min())
+
+    pending = np.array([view.pending_prompt_tokens for view in views])
+    prompts_s = least_s(pending + before + own)
+    lacking = ahead_slots + request.slots - sum(view.capacity for view in views)
+    ends_per_s = sum(
+        view.requests * (workers[i].service.known_per_s or 0.0)
+        for i, view in zip(able, views, strict=True)
+    )
+    if lacking <= 0 or not ends_per_s:
+        return prompts_s
+    return max(prompts_s, (lacking - 2 * sqrt(lacking)) / ends_per_s + least_s(own))
