@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 
 from deploy.prometheus.install import ADVICE, lay
-from loadgen.demo.status_pictures import EMULATED_POWER
+from loadgen.demo.run import EMULATED_POWER
 from loadgen.run.child_processes import Child, free_ports, signals_as_interrupts
 from router.core.errors import EvenstepError
 

@@ -11,14 +11,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from loadgen.demo import status_pictures
 from loadgen.demo.budget import FIRST_SCALE, Allowance, Trial, calibrate, least_late
 from loadgen.demo.demo_report import demo_table, summary, warnings
 from loadgen.demo.run import Outcome, RunPlan, execute
-from loadgen.demo.worlds import DECODE, SUBJECT, WORLDS, DemoRun, World
+from loadgen.demo.worlds import SUBJECT, WORLDS, DemoRun, World
 from loadgen.replay.replay_results import Report
 from loadgen.replay.workload import checked_time_scale
-from loadgen.report import browser
 from loadgen.report.load_pictures import require_matplotlib
 from loadgen.run.child_processes import signals_as_interrupts
 from loadgen.run.options import flag
@@ -72,8 +70,7 @@ class Demo:
             trial = least_late(trials)
             rows = load_trace(first.trace).requests
             mean_output = fmean(min(each.output_tokens, CAP_TOKENS) for each in rows)
-            ending_s = PLOTTING_S + (status_pictures.LASTS_S if browser.find() else 0.0)
-            left_s = self._seconds - ending_s - (time.monotonic() - self._start_s)
+            left_s = self._seconds - PLOTTING_S - (time.monotonic() - self._start_s)
             allowance = Allowance(left_s / len(plans), mean_output, CAP_TOKENS)
             scale = scale or allowance.time_scale(trial)
             requests = requests or allowance.requests(trial, scale)
@@ -88,14 +85,6 @@ class Demo:
             outcome = executed(replace(plan, requests=requests, time_scale=scale))
             runs.append(DemoRun.of(outcome, world.fleet))
         return runs, trials
-
-    def photograph(self, plan: RunPlan) -> Sequence[Path]:
-        """Pictures of the status page during another run of the plan; empty without a browser."""
-        try:
-            return status_pictures.photograph(plan, DECODE.fleet, self._folder)
-        except browser.BrowserError as error:
-            self._console.print(f"No picture of the status page: {error}")
-            return ()
 
 
 def demo(
@@ -145,8 +134,6 @@ def demo(
                 conditions = _conditions(world, runs[0].outcome.plan)
                 report[name] = summary(world, runs, trials, conditions)
                 pictures += world.draw(out, world, runs)
-            if DECODE.name in done:
-                pictures += session.photograph(done[DECODE.name][-1].outcome.plan)
     except KeyboardInterrupt:
         console.print("Interrupted; nothing was left running.")
         raise typer.Exit(EXIT_INTERRUPTED) from None

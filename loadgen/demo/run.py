@@ -22,6 +22,8 @@ HTTP_TIMEOUT_S = 2.0
 # would then lack the long prompts that BF-IO postpones.
 STARVATION_S = 1.5
 QUEUE_TIMEOUT_S = 60.0
+# Levels of the emulator's power model: its workers draw the least while they wait, too.
+EMULATED_POWER = ("--power-levels", "100,100,400")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 
-from loadgen.report.browser import Page
 from router.access.key_files import KeySource
 from router.admin.admin_guard import asked_by
 from router.admin.admin_port import AddRoutes, create_admin, serving
 from router.admin.login import SESSION_S, Sessions
 from router.admin.status_page import Streams, add_page
 from router.http.listening import listen, url
+from tests.support.browser import Page
 from tests.support.chromium import press, program, tab
 from tests.support.server import Server, free_port, running, wait_until
 

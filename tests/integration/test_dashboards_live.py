@@ -11,7 +11,7 @@ import pytest
 
 from dashboards.generate import BOARDS
 from dashboards.panel import Query
-from loadgen.demo.status_pictures import EMULATED_POWER
+from loadgen.demo.run import EMULATED_POWER
 from tests.support.fleet import Fleet, running_fleet, worker_flags
 from tests.support.prometheus import ask, program, scraping
 from tests.support.replays import run_replay

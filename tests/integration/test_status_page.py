@@ -11,8 +11,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from loadgen.demo.status_pictures import EMULATED_POWER
-from loadgen.report.browser import Page
+from loadgen.demo.run import EMULATED_POWER
+from tests.support.browser import Page
 from tests.support.chromium import press, program, tab
 from tests.support.fleet import Fleet, running_fleet, worker_flags
 from tests.support.replays import replay_command, replaying

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadgen.report.browser import ADVICE, Page, browsing, find
+from tests.support.browser import ADVICE, Page, browsing, find
 
 
 def program() -> str:

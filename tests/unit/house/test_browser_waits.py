@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.report.browser import BrowserError, NavigatedError, Page
+from tests.support.browser import BrowserError, NavigatedError, Page
 
 
 class Leaving(Page):
