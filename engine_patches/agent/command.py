@@ -15,7 +15,6 @@ from engine_patches.agent.power_publisher import Door, PowerPublisher, publish
 from engine_patches.agent.ranks import Rank, RanksError, read_ranks
 from engine_patches.plugin.settings import PlugInError
 from engine_patches.power.nvml import Notices, NvmlSource
-from engine_patches.power.recording import RecordingError, RecordingSource, read_recording
 from engine_patches.power.source import PowerSource
 from router.commands.json_output import STDOUT, json_option, write_json
 from router.core.errors import ConfigError, InputError
@@ -53,14 +52,6 @@ def agent(
             metavar="KEY", help="public CURVE key of a router that may listen, repeatable"
         ),
     ] = None,
-    replay: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="tell a recording instead of NVML: lines like "
-            '{"time_s": 0.5, "device": "0", "power_w": 300, "energy_j": 12.5}',
-        ),
-    ] = None,
     once: Annotated[bool, typer.Option("--once", help="print one reading and exit")] = False,
     json_file: Annotated[
         str | None, json_option("with --once, write the reading; - is stdout")
@@ -72,9 +63,11 @@ def agent(
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        sources = _sources(read_ranks(gpus, ranks_of or ()), replay)
-    except (RanksError, RecordingError) as error:
+        ranks = read_ranks(gpus, ranks_of or ())
+    except RanksError as error:
         raise InputError(str(error)) from None
+    notices = Notices()
+    sources = {rank: NvmlSource(rank.gpus, notices) for rank in ranks}
     if once:
         _print_once(sources, json_file)
         return
@@ -84,19 +77,6 @@ def agent(
     if not _LEAST_S <= interval <= _MOST_S:
         raise ConfigError(f"--interval {interval:g} must be {_LEAST_S:g} to {_MOST_S:g} seconds")
     _run(sources, door, interval)
-
-
-def _sources(ranks: tuple[Rank, ...], replay: Path | None) -> dict[Rank, PowerSource]:
-    if replay is None:
-        notices = Notices()
-        return {rank: NvmlSource(rank.gpus, notices) for rank in ranks}
-    recording = read_recording(str(replay))
-    for rank in ranks:
-        for gpu in rank.gpus:
-            if gpu not in recording.devices:
-                has = ", ".join(recording.devices)
-                raise RecordingError(f"{replay} has no device {gpu!r}; it has {has}")
-    return {rank: RecordingSource(recording, rank.gpus) for rank in ranks}
 
 
 def _print_once(sources: Mapping[Rank, PowerSource], json_file: str | None) -> None:

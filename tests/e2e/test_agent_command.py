@@ -1,6 +1,7 @@
 """``evenstep agent`` as it is typed, and the power that a router shows for it."""
 
 import json
+import os
 import re
 import signal
 import sys
@@ -16,18 +17,19 @@ from tests.support.nvml import FakeNvml, Gpu
 from tests.support.server import Server, free_port, running_router, starting, wait_until
 
 TIMEOUT_S = 60.0
-LINES = [
-    {"time_s": second, "device": device, "power_w": watts}
-    for device, watts in (("0", 310.5), ("1", 200.0), ("2", 111.0))
-    for second in (0.0, 600.0)
-]
+MILLIWATTS = (310_500, 200_000, 111_000)
+
+
+def gpus() -> FakeNvml:
+    return FakeNvml([Gpu(f"GPU-{n}", milliwatts, None) for n, milliwatts in enumerate(MILLIWATTS)])
 
 
 @pytest.fixture
-def recording(tmp_path: Path) -> str:
-    file = tmp_path / "power.jsonl"
-    file.write_text("\n".join(map(json.dumps, LINES)))
-    return str(file)
+def nvml(tmp_path: Path) -> dict[str, str]:
+    """Environment in which ``pynvml`` is a double of it."""
+    double = f"import sys\nfrom {__name__} import gpus\nsys.modules[__name__] = gpus()\n"
+    (tmp_path / "pynvml.py").write_text(double)
+    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
 
 
 def watts(router: Server) -> dict[str, float]:
@@ -39,12 +41,14 @@ def watts(router: Server) -> dict[str, float]:
     return {worker: float(value) for worker, value in found}
 
 
-def test_a_router_shows_the_power_of_an_agents_workers(tmp_path: Path, recording: str) -> None:
+def test_a_router_shows_the_power_of_an_agents_workers(
+    tmp_path: Path, nvml: dict[str, str]
+) -> None:
     port = free_port()
     endpoint = f"tcp://127.0.0.1:{port}"
     files = {name: tmp_path / f"{name}.key" for name in ("agent", "router")}
     public = {name: write_key_pair(file) for name, file in files.items()}
-    command = [sys.executable, "-m", "router.cli", "agent", "--replay", recording]
+    command = [sys.executable, "-m", "router.cli", "agent"]
     command += ["--ranks-of", "a=0+1", "--ranks-of", "b=2", "--interval", "0.1"]
     command += ["--bind", endpoint, "--allowed-key", public["router"]]
     command += ["--secret-key-file", str(files["agent"])]
@@ -56,7 +60,7 @@ def test_a_router_shows_the_power_of_an_agents_workers(tmp_path: Path, recording
             flags += ["--worker", spec]
         with running_router(tmp_path, *flags) as router:
             assert watts(router) == {}
-            with starting(command, port, tmp_path / "agent.log") as agent:
+            with starting(command, port, tmp_path / "agent.log", nvml) as agent:
                 both = {"a": 510.5, "b": 111.0}
                 wait_until(lambda: watts(router) == both, TIMEOUT_S, "the power of both workers")
                 idle = "evenstep_idle_energy_joules_total"
@@ -67,8 +71,9 @@ def test_a_router_shows_the_power_of_an_agents_workers(tmp_path: Path, recording
                 assert agent.process.wait(timeout=TIMEOUT_S) == 0
 
 
-def test_one_reading(evenstep: Run, recording: str, tmp_path: Path) -> None:
-    asked = ["agent", "--once", "--replay", recording]
+def test_one_reading(evenstep: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", gpus())
+    asked = ["agent", "--once"]
     code, out, _ = evenstep(*asked, "--ranks-of", "w=0+1", "--json", "-")
     assert code == 0
     assert json.loads(out)["ranks"] == [
@@ -89,7 +94,7 @@ def test_one_reading(evenstep: Run, recording: str, tmp_path: Path) -> None:
         (None, "0 (GPU GPU-a): unknown\n", "pynvml is missing: pip install nvidia-ml-py"),
     ],
 )
-def test_without_a_recording_nvml_is_asked(
+def test_nvml_is_asked(
     evenstep: Run,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -120,15 +125,10 @@ def test_without_a_recording_nvml_is_asked(
         ("--gpus 0 --bind ipc://x --interval 0.01", "--interval 0.01 must be 0.1 to 5 seconds"),
         ("--gpus 0 --bind ipc://x --interval nan", "--interval nan must be 0.1 to 5 seconds"),
         ("--gpus 0 --bind ipc://x --json -", "--json goes with --once"),
-        ("--gpus 0 --replay nothing", "nothing: No such file or directory"),
-        ("--gpus 7 --replay {recording}", "has no device '7'; it has 0, 1, 2"),
     ],
 )
-def test_bad_input_is_said_in_one_line(
-    evenstep: Run, recording: str, flags: str, said: str
-) -> None:
-    arguments = [part.format(recording=recording) for part in flags.split()]
-    code, _, err = evenstep("agent", *arguments)
+def test_bad_input_is_said_in_one_line(evenstep: Run, flags: str, said: str) -> None:
+    code, _, err = evenstep("agent", *flags.split())
     assert code == 2
     assert said in err
     assert err.count("\n") == 1

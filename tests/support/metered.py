@@ -1,15 +1,12 @@
 """Emulated workers in virtual time whose GPUs are read as the plug-in reads them, through NVML's
 double, which plays a recording of their power."""
 
-import json
 import random
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from engine_patches.power.nvml import NvmlSource
-from engine_patches.power.recording import Recording, read_recording
 from engine_patches.power.source import PowerReading
 from loadgen.engine.engine import Engine
 from loadgen.engine.request import EngineRequest
@@ -19,6 +16,7 @@ from router.core.step_time import StepTime
 from router.core.types import RunningRequest, Snapshot
 from tests.support.core import part
 from tests.support.nvml import FakeNvml, Gpu
+from tests.support.power_recording import Recording, Sample
 
 STEP_TIME = StepTime(base_s=1e-2, per_token_s=2e-6)
 POWER = PowerModel(idle_w=90.0, max_w=650.0)
@@ -37,12 +35,10 @@ class Story:
     """
 
     said: list[tuple[str, Snapshot]] = field(default_factory=list)
-    samples: list[dict[str, object]] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
 
-    def write(self, file: Path) -> Recording:
-        """The GPUs' recording, written and read again."""
-        file.write_text("\n".join(map(json.dumps, self.samples)))
-        return read_recording(str(file))
+    def recording(self) -> Recording:
+        return Recording(self.samples)
 
 
 class Fleet:
@@ -108,14 +104,8 @@ class Fleet:
         """What the counters showed some time ago."""
         for model in self._models:
             energy_j = model.energy_j - model.power_w * ago_s
-            self.story.samples.append(
-                {
-                    "time_s": self._sampled_s,
-                    "device": f"GPU-{model.rank}",
-                    "power_w": model.power_w,
-                    "energy_j": energy_j,
-                }
-            )
+            device = f"GPU-{model.rank}"
+            self.story.samples.append(Sample(self._sampled_s, device, model.power_w, energy_j))
 
     def _say(
         self,

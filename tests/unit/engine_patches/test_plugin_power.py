@@ -1,9 +1,7 @@
 """Power and energy of a rank's GPUs, through a double of NVML and from recordings."""
 
-import json
 import math
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,15 +9,9 @@ from hypothesis import strategies as st
 
 from engine_patches.power.devices import RankGpus, UnknownGpusError, rank_devices
 from engine_patches.power.nvml import RETRY_S, Notices, NvmlSource, open_source
-from engine_patches.power.recording import (
-    Recording,
-    RecordingError,
-    RecordingSource,
-    Sample,
-    read_recording,
-)
 from engine_patches.power.source import UNKNOWN, EnergySum, PowerReading
 from tests.support.nvml import FakeNvml, Gpu, Mig
+from tests.support.power_recording import Recording, Sample
 
 
 def two() -> FakeNvml:
@@ -318,53 +310,3 @@ def test_a_recording_through_nvml_gives_the_counters_energy(counter: bool) -> No
     assert reading.power_w == 700.0
     assert reading.energy_j is not None
     assert math.isclose(reading.energy_j, 24_000.0, abs_tol=1e-3)
-
-
-def test_a_recording_is_played_from_its_beginning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = tmp_path / "power.jsonl"
-    lines = [
-        {"time_s": s.time_s, "device": s.device, "power_w": s.power_w, "energy_j": s.energy_j}
-        for s in ramp(3, "0") + ramp(3, "1") + ramp(2, "2")
-    ]
-    file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
-    recording = read_recording(str(file))
-    assert recording.devices == ("0", "1", "2")
-    read = RecordingSource(recording, ["0", "1"]).read
-    told = [read(now_s) for now_s in (50.0, 50.5, 51.0, 52.0, 52.1, 60.0)]
-    assert told == [
-        PowerReading(200.0, 0.0),
-        PowerReading(200.0, 0.0),
-        PowerReading(220.0, 210.0),
-        PowerReading(240.0, 440.0),
-        UNKNOWN,
-        UNKNOWN,
-    ]
-    (record,) = caplog.records
-    assert record.getMessage() == "evenstep: power unknown: the recording has come to its end"
-
-
-@pytest.mark.parametrize(
-    ("text", "wrong"),
-    [
-        ("", "is empty; it should have a JSON object a line"),
-        ("{", "line 1: Input data was truncated; a line is like"),
-        ('\n{"time_s": 0}', "line 2: Object missing required field `device`"),
-        ('{"time_s": 0, "device": "0", "watts": 5}', "unknown field `watts`"),
-        ('{"time_s": 0, "device": "0", "power_w": -5}', "line 1: power_w is -5, which should be"),
-        ('{"time_s": 1, "device": "0"}\n{"time_s": 0, "device": "0"}', "line 2: time_s goes back"),
-        ('{"time_s": 0, "device": "\udcff"}', "line 1: "),
-    ],
-)
-def test_bad_recordings(tmp_path: Path, text: str, wrong: str) -> None:
-    file = tmp_path / "power.jsonl"
-    file.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(RecordingError) as caught:
-        read_recording(str(file))
-    assert wrong in str(caught.value)
-
-
-def test_a_recording_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(RecordingError, match="nothing: No such file or directory"):
-        read_recording(str(tmp_path / "nothing"))

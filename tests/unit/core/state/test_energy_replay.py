@@ -96,7 +96,7 @@ def told() -> Story:
 
 @pytest.mark.parametrize("counter", [True, False], ids=["counter", "power only"])
 def test_the_parts_add_up_to_the_counter(told: Story, tmp_path: Path, counter: bool) -> None:
-    meters = Meters(told.write(tmp_path / "power.jsonl"), counter)
+    meters = Meters(told.recording(), counter)
     joules = group_of(told, meters).joules
     assert joules.total_j == pytest.approx(meters.used_j(), rel=0.01)
     assert min(joules.useful_j, joules.waiting_j, joules.idle_j) > 0
@@ -104,12 +104,12 @@ def test_the_parts_add_up_to_the_counter(told: Story, tmp_path: Path, counter: b
 
 
 def test_idle_joules_are_those_of_the_pauses(told: Story, tmp_path: Path) -> None:
-    joules = group_of(told, Meters(told.write(tmp_path / "power.jsonl"))).joules
+    joules = group_of(told, Meters(told.recording())).joules
     assert joules.idle_j == pytest.approx(WORKERS * 8 * POWER.idle_w, rel=0.05)
 
 
 def test_imbalance_and_idle_share_are_those_computed_offline(told: Story, tmp_path: Path) -> None:
-    group = group_of(told, Meters(told.write(tmp_path / "power.jsonl")))
+    group = group_of(told, Meters(told.recording()))
     totals, by_hand = group.totals[PoolState.EMPTY], offline(told)
     assert (totals.steps, totals.imbalance_tokens) == by_hand[:2]
     # No line fits exactly: a step's time does not count the tokens that it yields, its load does.
@@ -121,9 +121,9 @@ def test_imbalance_and_idle_share_are_those_computed_offline(told: Story, tmp_pa
 def test_the_modelled_idle_share_is_that_which_engines_have_timed(
     told: Story, tmp_path: Path
 ) -> None:
-    modelled = group_of(told, Meters(told.write(tmp_path / "power.jsonl"))).totals[PoolState.EMPTY]
+    modelled = group_of(told, Meters(told.recording())).totals[PoolState.EMPTY]
     timing = story(time_waits=True)
-    timed = group_of(timing, Meters(timing.write(tmp_path / "power.jsonl"))).totals[PoolState.EMPTY]
+    timed = group_of(timing, Meters(timing.recording())).totals[PoolState.EMPTY]
     waited_s = sum(snapshot.waited_s or 0.0 for _, snapshot in timing.said)
     assert timed.waiting_s == pytest.approx(waited_s)
     assert timed.measured_s == pytest.approx(timed.timed_s)
