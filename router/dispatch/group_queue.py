@@ -42,7 +42,7 @@ DISSOLVED_S = 60.0
 _BARRIER_SKEW_S = 0.002
 # A request is refused if its first token is expected after so many times its target: policies
 # choose among those that wait, and some come sooner than expected. Found by simulation.
-SURELY_LATE = 2.0
+SURELY_LATE = 1.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,7 +177,7 @@ async def test_one_whose_first_token_cannot_come_in_time(prefills: int) -> None:
 async def test_who_may_wait_long_enough_or_wants_nothing_is_not_refused() -> None:
     async with routed() as (router, (engine,)):
         router.dispatcher.fix_step_time(StepTime(10.0))
-        for headers in (wants("6000"), wants(None, NEVER), wants()):
+        for headers in (wants("8000"), wants(None, NEVER), wants()):
             asked = router.post(headers=headers)
             await (await engine.next()).answer(WHOLE)
             assert (await soon(asked)).status_code == 200

@@ -15,7 +15,7 @@ BOTH = frozenset(
         *("test_relay", "test_relay_clients", "test_relay_deadlines", "test_relay_dialects"),
         *("test_relay_failures", "test_relay_recall", "test_relay_retries"),
         *("test_split_relay", "test_split_relay_faults", "test_split_relay_outages"),
-        "test_engine_client",
+        *("test_engine_client", "test_target_verdicts"),
     }
 )
 # Their routers are processes: FastAPI's plane is left to `make soak`.

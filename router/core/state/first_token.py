@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,19 +24,20 @@ def expected_s(
     """Seconds until a newcomer's first token at the soonest; None: the costs are not learned yet.
 
     It is the later of two times. The workers compute the prompts that are pending, those ahead in
-    the pool and its own. Of a longer one ahead only as much as its own counts, since a policy may
-    let the shorter one pass. Or it and those ahead need slots, and requests end as they did of
-    late: as they end at random, by two standard deviations more of them.
+    the pool and its own; of a longer one ahead only as much as its own counts, since a policy may
+    let the shorter one pass. Or half of those that lack slots need them first, since a policy
+    chooses among them by what else it knows, and requests end as they did of late.
     ``ahead_slots``: engine requests ahead of it in the pool; ``ahead_tokens``: of each prompt.
     """
     if group.serves is not None:
-        every = through(request, group, int(ahead_tokens.sum()))
-        return min((seconds for seconds, _ in every), default=None)
+        times = through(request, group, int(ahead_tokens.sum()))
+        return min((seconds for seconds, _ in times), default=None)
     cost, workers = group.step_time, group.live_workers()
     able = [i for i, worker in enumerate(workers) if worker.spec.id not in request.lacks]
     if cost is None or not able:
         return None
-    views = [group.views(dispatch)[i] for i in able]
+    every = group.views(dispatch)
+    views = [every[i] for i in able]
     hits = None if group.hits is None else group.hits(request)
     own = np.array([request.prompt_tokens - (hits[i] if hits else 0) for i in able])
     totals, budget = group.hit_totals, group.prompt_budget
@@ -62,4 +62,4 @@ def expected_s(
     )
     if lacking <= 0 or not ends_per_s:
         return prompts_s
-    return max(prompts_s, (lacking - 2 * sqrt(lacking)) / ends_per_s + least_s(own))
+    return max(prompts_s, lacking / 2 / ends_per_s + least_s(own))
