@@ -11,7 +11,7 @@ from loadgen.simulator.admission.scenarios import SCENARIOS
 
 COMMAND = [sys.executable, "-m", "router.cli", "simulate", "admission"]
 KEYS = """evictions_per_1k throughput_tok_s latency_mean_s latency_p99_s ttft_mean_s ttft_p99_s
-    completed kv_used_mean kv_used_max preemptions refused parameters"""
+    completed kv_used_mean kv_used_max preemptions parameters"""
 
 
 def admission(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -33,7 +33,7 @@ def test_a_result_has_all_keys_and_repeats_itself() -> None:
 
     assert one == other
     assert one.keys() >= set(KEYS.split())
-    assert (one["completed"], one["refused"]) == (400, 0)
+    assert one["completed"] == 400
     parameters = one["parameters"]
     assert (parameters["policy"], parameters["headroom"], parameters["seed"]) == (
         "headroom",
@@ -48,8 +48,7 @@ def test_every_flag_arrives(tmp_path: Path) -> None:
     flags = (
         "--policy memory_checked --scenario vidur8b_low --rate 300 --requests 300 --seed 5 "
         "--predict lognormal:0.8 --margin 0.2 --eviction restart --order prefill_first "
-        "--watermark 0.01 --max-num-queued-reqs 200 --max-num-queued-tokens 5000 --kv-tokens 900 "
-        "--block-size 4 "
+        "--watermark 0.01 --kv-tokens 900 --block-size 4 "
         "--max-num-seqs 40 --max-num-batched-tokens 600 --step-time 1e-2,1e-7,1e-5,1e-4 "
         "--free-tokens 50"
     )
@@ -59,7 +58,7 @@ def test_every_flag_arrives(tmp_path: Path) -> None:
     assert "evictions in 1,000 requests" in done.stdout
     found = json.loads(path.read_text())
     used = found["parameters"]
-    assert found["completed"] + found["refused"] == 300
+    assert found["completed"] == 300
     assert (used["policy"], used["scenario"], used["rate"]) == (
         "memory_checked",
         "vidur8b_low",
@@ -75,7 +74,6 @@ def test_every_flag_arrives(tmp_path: Path) -> None:
         "prefill_first",
         0.01,
     )
-    assert (used["max_num_queued_reqs"], used["max_num_queued_tokens"]) == (200, 5000)
     assert (used["kv_tokens"], used["max_num_seqs"], used["max_num_batched_tokens"]) == (
         900,
         40,

@@ -18,7 +18,6 @@ from loadgen.simulator.admission.admission_simulation import (
     AdmissionConfig,
     EvictionKind,
     Order,
-    QueueLimits,
     simulate_admission,
 )
 from loadgen.simulator.admission.predictions import Prediction
@@ -59,12 +58,6 @@ class AdmissionOptions:
     watermark: Annotated[
         float, flag("vLLM's: share of memory kept free as requests enter.", "W")
     ] = 0.0
-    max_num_queued_reqs: Annotated[
-        int | None, flag("vLLM's: more that wait and run are refused [any].", "N")
-    ] = None
-    max_num_queued_tokens: Annotated[
-        int | None, flag("vLLM's: with such prompts, others are refused [any].", "N")
-    ] = None
     kv_tokens: Annotated[int | None, flag("KV memory [the scenario's].", "N", 1)] = None
     block_size: Annotated[int, flag("Tokens of a KV block; vLLM's are 16.", "N", 1)] = 1
     max_num_seqs: Annotated[
@@ -99,7 +92,6 @@ class AdmissionOptions:
                     cost=cost,
                 ),
                 "prediction": prediction,
-                "limits": QueueLimits(self.max_num_queued_reqs, self.max_num_queued_tokens),
                 "block_tokens": self.block_size,
             }
         )
@@ -141,7 +133,6 @@ _ROWS = (
     ("TTFT, s", "ttft_mean_s", 1.0),
     ("TTFT p99, s", "ttft_p99_s", 1.0),
     ("completed", "completed", 1),
-    ("refused", "refused", 1),
     ("KV used, mean %", "kv_used_mean", 100.0),
     ("KV used, max %", "kv_used_max", 100.0),
     ("step, ms", "step_mean_s", 1e3),

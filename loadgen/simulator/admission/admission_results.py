@@ -5,7 +5,6 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from loadgen.simulator.admission.scenarios import Requests
-from router.core.forecast.forecast import Floats
 
 WARMUP_SHARE = 0.15
 """Of the span of arrivals; what comes in it is left out."""
@@ -19,13 +18,12 @@ class AdmissionResult:
     evictions_per_1k: float
     throughput_tok_s: float  # output tokens per second, without discarded ones
     throughput_req_s: float
-    latency_mean_s: float | None  # from a request's arrival
-    latency_p99_s: float | None
-    latency_max_s: float | None
-    ttft_mean_s: float | None
-    ttft_p99_s: float | None
+    latency_mean_s: float  # from a request's arrival
+    latency_p99_s: float
+    latency_max_s: float
+    ttft_mean_s: float
+    ttft_p99_s: float
     completed: int
-    refused: int  # requests refused by queue limits, of all arrivals
     preemptions: int  # evictions, including the warm-up
     kv_used_mean: float  # share of the KV memory held, over time
     kv_used_max: float
@@ -85,22 +83,18 @@ class AdmissionRecorder:
         tokens_before, preemptions_before = self._at_warmup or (0, 0)
         counted = self._arrival_s >= self.warmup_s
         latency_s = (self._end_s - self._arrival_s)[counted]
-        latency_s = latency_s[~np.isnan(latency_s)]
         ttft_s = (self._first_s - self._arrival_s)[counted]
-        ttft_s = ttft_s[~np.isnan(ttft_s)]
         span_s = max(now_s - self.warmup_s, 1e-9)
-        completed = int((~np.isnan(self._end_s)).sum())
         return AdmissionResult(
             evictions_per_1k=1000 * (preemptions - preemptions_before) / int(counted.sum()),
             throughput_tok_s=(tokens - tokens_before) / span_s,
             throughput_req_s=float((self._end_s >= self.warmup_s).sum()) / span_s,
-            latency_mean_s=_mean(latency_s),
-            latency_p99_s=_p99(latency_s),
-            latency_max_s=float(latency_s.max()) if len(latency_s) else None,
-            ttft_mean_s=_mean(ttft_s),
-            ttft_p99_s=_p99(ttft_s),
-            completed=completed,
-            refused=len(self._end_s) - completed,
+            latency_mean_s=float(latency_s.mean()),
+            latency_p99_s=float(np.percentile(latency_s, 99)),
+            latency_max_s=float(latency_s.max()),
+            ttft_mean_s=float(ttft_s.mean()),
+            ttft_p99_s=float(np.percentile(ttft_s, 99)),
+            completed=len(self._end_s),
             preemptions=preemptions,
             kv_used_mean=self._held_token_s / span_s / self._capacity_tokens,
             kv_used_max=self._most_tokens / self._capacity_tokens,
@@ -108,11 +102,3 @@ class AdmissionRecorder:
             end_s=now_s,
             parameters=parameters,
         )
-
-
-def _mean(values: Floats) -> float | None:
-    return float(values.mean()) if len(values) else None
-
-
-def _p99(values: Floats) -> float | None:
-    return float(np.percentile(values, 99)) if len(values) else None

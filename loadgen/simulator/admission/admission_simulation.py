@@ -1,7 +1,7 @@
 """One engine under KV pressure in virtual time: the emulated engine and an admission policy.
 
-Requests arrive at their times. vLLM's queue limits may refuse them; the others wait and run on
-``loadgen.engine.engine`` until the last one ends. A step takes the time of the scenario's cost.
+Requests arrive at their times, wait and run on ``loadgen.engine.engine`` until the last one ends. A
+step takes the time of the scenario's cost.
 """
 
 import math
@@ -49,23 +49,6 @@ class EndlessError(InputError):
 
 
 @dataclass(frozen=True, slots=True)
-class QueueLimits:
-    """vLLM's queue limits; its API server refuses a request beyond them with a 503."""
-
-    # ``--max-num-queued-reqs``, limit on waiting and running requests; None: no limit.
-    requests: int | None = None
-    # ``--max-num-queued-tokens``, limit on prompt tokens of requests without a first token; once
-    # reached, no request is accepted; None: no limit.
-    tokens: int | None = None
-
-    def refuse(self, requests: int, prompt_tokens: int) -> bool:
-        """Whether a new request is refused, given those inside and their prompt tokens."""
-        if self.requests is not None and requests + 1 > self.requests:
-            return True
-        return self.tokens is not None and prompt_tokens >= self.tokens
-
-
-@dataclass(frozen=True, slots=True)
 class AdmissionConfig:
     """One simulation."""
 
@@ -76,7 +59,6 @@ class AdmissionConfig:
     eviction: EvictionKind = EvictionKind.KEEP
     order: Order = Order.VLLM
     watermark: float = 0.0
-    limits: QueueLimits = field(default_factory=QueueLimits)
     # KV tokens without time cost (arXiv 2504.11320, section 2.3, piecewise linear).
     free_tokens: int = 0
     block_tokens: int = 1
@@ -85,14 +67,9 @@ class AdmissionConfig:
         check_ranges(self.scenario, _RANGES)
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"--watermark must be from 0 to below 1, got {self.watermark:g}")
-        for option, limit in (
-            ("--max-num-queued-reqs", self.limits.requests),
-            ("--max-num-queued-tokens", self.limits.tokens),
-            ("--free-tokens", self.free_tokens),
-            ("--seed", self.seed),
-        ):
-            if limit is not None and limit < 0:
-                raise ConfigError(f"{option} must be at least 0, got {limit}")
+        for option, given in (("--free-tokens", self.free_tokens), ("--seed", self.seed)):
+            if given < 0:
+                raise ConfigError(f"{option} must be at least 0, got {given}")
         if self.scenario.chunk <= self.scenario.slots:
             raise ConfigError(
                 f"--max-num-batched-tokens {self.scenario.chunk} must be above --max-num-seqs "
@@ -134,8 +111,6 @@ class AdmissionConfig:
             "eviction": str(self.effective_eviction),
             "order": str(self.order),
             "watermark": self.watermark,
-            "max_num_queued_reqs": self.limits.requests,
-            "max_num_queued_tokens": self.limits.tokens,
             "kv_tokens": scenario.kv_tokens,
             "block_size": self.block_tokens,
             "max_num_seqs": scenario.slots,
@@ -169,13 +144,11 @@ class _Simulation:
                 f"{scenario.name} takes {largest} KV tokens, in whole blocks of {block}"
             )
         self._engine = config.engine()
-        self._limits = config.limits
         self._recorder = AdmissionRecorder(requests, config.scenario.kv_tokens)
         self._coming = _engine_requests(requests, config)
         self._next = next(self._coming, None)
         self._taken: list[EngineRequest] = []
-        # Prompt tokens of requests without a first token: in prefill, as vLLM counts.
-        self._prompt_tokens = 0
+        # Without a first token: not yet admitted, and admitted.
         self._unbegun: dict[str, EngineRequest] = {}
         self._beginning: dict[str, EngineRequest] = {}
         self._most_lost = _ENDLESS * int(requests.output_tokens.sum())
@@ -199,16 +172,11 @@ class _Simulation:
         )
 
     def _take(self, until_s: float) -> None:
-        """Accept or refuse the arrivals before ``until_s``; limits apply to the current counts."""
-        engine = self._engine
+        """Take the arrivals before ``until_s``."""
         while self._next is not None and self._next.arrived_s < until_s:
-            request, self._next = self._next, next(self._coming, None)
-            inside = len(engine.running) + engine.waiting + len(self._taken)
-            if self._limits.refuse(inside, self._prompt_tokens):
-                continue
-            self._unbegun[request.id] = request
-            self._prompt_tokens += request.prompt_tokens
-            self._taken.append(request)
+            self._unbegun[self._next.id] = self._next
+            self._taken.append(self._next)
+            self._next = next(self._coming, None)
 
     def _step(self) -> None:
         engine, recorder = self._engine, self._recorder
@@ -238,7 +206,6 @@ class _Simulation:
         begun = [request for request in self._beginning.values() if request.generated_tokens]
         for request in begun:
             del self._beginning[request.id]
-            self._prompt_tokens -= request.prompt_tokens
             recorder.first_token(int(request.id), self._now_s)
         for request in ended:
             recorder.ended(int(request.id), self._now_s)

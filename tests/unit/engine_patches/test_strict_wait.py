@@ -189,8 +189,6 @@ def test_pauses_make_requests_many_times_slower(
     live = simulate_admission(plain)
     assert paused.completed == live.completed == 300
     assert paused.evictions_per_1k == live.evictions_per_1k == 0
-    assert paused.latency_mean_s is not None
-    assert live.latency_mean_s is not None
     assert paused.latency_mean_s > 3 * live.latency_mean_s
 
 

@@ -13,7 +13,6 @@ from loadgen.simulator.admission.admission_simulation import (
     EndlessError,
     EvictionKind,
     Order,
-    QueueLimits,
     simulate_admission,
 )
 from loadgen.simulator.admission.predictions import Prediction
@@ -158,29 +157,6 @@ def test_steps_cost_nothing_for_the_first_kv_tokens_where_it_is_piecewise() -> N
     assert run((10, 20, 1), cost=cost, free_tokens=50).end_s == pytest.approx(11)
 
 
-def test_limits_of_the_queue_refuse_and_count() -> None:
-    """At 10 s five come; at 11 s the prompts of two are computed, at 12 s those of two others."""
-    rows = [(10.0, 4, 2)] * 5 + [(12.0, 4, 2)]
-
-    by_requests = run(*rows, limits=QueueLimits(requests=3))
-    by_tokens = run(*rows, limits=QueueLimits(tokens=8))
-
-    assert (by_requests.completed, by_requests.refused) == (5, 2)
-    assert (by_tokens.completed, by_tokens.refused) == (4, 3)
-
-
-def test_limits_of_the_queue_count_who_is_there_as_one_comes() -> None:
-    """In a step nobody has ended yet and no prompt is computed, also in its last moment."""
-    rows = [(10.0, 4, 1), (10.9, 4, 1), (11.1, 4, 1)]
-
-    by_requests = run(*rows, limits=QueueLimits(requests=1))
-    by_tokens = run(*rows, limits=QueueLimits(tokens=4))
-
-    for result in (by_requests, by_tokens):
-        assert (result.completed, result.refused) == (3, 1)
-        assert result.end_s == pytest.approx(12.1)
-
-
 def test_who_comes_in_the_last_step_of_all_others_is_served() -> None:
     assert run((10.0, 4, 1), (10.5, 4, 1)).completed == 3
 
@@ -204,7 +180,7 @@ def test_all_are_cleared_again_and_again() -> None:
     settings = {"policy": "alpha_beta", "alpha": 0.1}
 
     ended = simulate_admission(AdmissionConfig(read_admission({**settings, "beta": 0.5}), listed))
-    assert (ended.completed, ended.refused) == (2, 0)
+    assert ended.completed == 2
     assert ended.preemptions > 0
     assert ended.parameters["eviction"] == "restart", "though keep is the default"
     with pytest.raises(EndlessError, match="again and again"):
@@ -247,8 +223,6 @@ def test_headroom_under_pressure() -> None:
 
     assert ours.evictions_per_1k < own.evictions_per_1k / 10
     assert ours.throughput_tok_s > own.throughput_tok_s
-    assert ours.latency_mean_s is not None
-    assert own.latency_mean_s is not None
     assert ours.latency_mean_s < own.latency_mean_s
 
 
@@ -320,8 +294,8 @@ def test_what_makes_no_sense_is_refused() -> None:
         AdmissionConfig(OFF, replace(scenario_of("chat70b"), requests=10**400))
     with pytest.raises(ConfigError, match="--watermark"):
         AdmissionConfig(OFF, scenario_of("chat70b"), watermark=1.0)
-    with pytest.raises(ConfigError, match="--max-num-queued-reqs must be at least 0"):
-        AdmissionConfig(OFF, scenario_of("chat70b"), limits=QueueLimits(requests=-1))
+    with pytest.raises(ConfigError, match="--free-tokens must be at least 0, got -1"):
+        AdmissionConfig(OFF, scenario_of("chat70b"), free_tokens=-1)
     with pytest.raises(ConfigError, match="must be above --max-num-seqs"):
         AdmissionConfig(OFF, replace(scenario_of("chat70b"), chunk=256))
     with pytest.raises(ConfigError, match="known: chat70b, reason32b"):
