@@ -64,9 +64,7 @@ def test_small_requests_do_not_keep_a_large_one_out_for_ever(policy: str) -> Non
             for number, running in enumerate(ends)
         ]
         tiers = pool.tiers(now_s, 100, assignment.gap_tokens(views))
-        for id_, worker in assignment.assign(
-            chooser, tiers, views, overdue=pool.overdue(now_s, tiers)
-        ):
+        for id_, worker in assignment.assign(chooser, tiers, views, late_since=now_s - pool.bound):
             if id_ == token(0):
                 return
             pool.remove(id_)
@@ -122,8 +120,10 @@ class World:
         if not self.pool or not capacity:
             return
         tiers = self.pool.tiers(self.now_s, capacity, assignment.gap_tokens(views))
-        overdue = self.pool.overdue(self.now_s, tiers)
-        for request_id, worker_id in assignment.assign(self.policy, tiers, views, overdue=overdue):
+        late_since = self.now_s - self.pool.bound
+        for request_id, worker_id in assignment.assign(
+            self.policy, tiers, views, late_since=late_since
+        ):
             one = self.pool.remove(request_id)
             assert one is not None
             self._send(one, int(worker_id))

@@ -1,9 +1,11 @@
 """No policy of the table exceeds what a worker's engine lets in, or leaves memory unused.
 
-In tokens and blocks, alike or not, with an outlook, a step time, an overdue request or without.
+In tokens and blocks, alike or not, with an outlook, a step time, late requests or none.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
@@ -78,18 +80,18 @@ def test_memory_is_kept_and_room_is_used(
 ) -> None:
     policy = POLICIES[name].make(PolicySettings(moves=300))
     tiers = [tier for tier in (waiting[:urgent], waiting[urgent:]) if tier]
-    overdue = data.draw(st.sampled_from([None, waiting[0]]))
+    late_since = data.draw(st.sampled_from([-math.inf, math.inf]))
     known = data.draw(st.composite(known_of)(workers, ahead=POLICIES[name].looks_ahead))
-    done = assignment.assign(policy, tiers, workers, known, overdue)
+    done = assignment.assign(policy, tiers, workers, known, late_since=late_since)
     by_id = {one.id: one for one in waiting}
     now = {worker.id: worker for worker in workers}
     for request_id, worker_id in done:
         assert now[worker_id].takes(by_id[request_id])
         now[worker_id] = receive(now[worker_id], [by_id.pop(request_id)])
     assert len(done) + len(by_id) == len(waiting)
-    first = [waiting[0]] if overdue else tiers[0]
+    first = tiers[0][:1] if late_since > 0 else tiers[0]
     if any(worker.takes(one) for worker in workers for one in first):
         assert done, "a request had room somewhere"
-    if len(tiers) == 1 and overdue is None:
+    if len(tiers) == 1 and late_since < 0:
         left = [one for one in by_id.values() if one.prompt_tokens]
         assert not any(worker.takes(one) for worker in now.values() for one in left)

@@ -86,7 +86,7 @@ def test_a_tier_of_a_pool_is_a_tier_of_its_requests(
         alone = Tier.of(list(tier))
         assert tier.prompt_tokens.tolist() == alone.prompt_tokens.tolist()
         assert tier.slots.tolist() == alone.slots.tolist()
-        assert all(tier.find(one.id) is alone.find(one.id) for one in waiting)
+        assert all(tier.by_id[one.id] is one for one in tier)
 
 
 @given(WAITING, st.integers(0, 30), st.integers(0, 15))

@@ -4,11 +4,14 @@ Times are on the caller's clock: seconds live, steps in a simulator.
 """
 
 import math
+import sys
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, takewhile
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from heapq import merge
+from itertools import accumulate, chain, islice, takewhile
 from operator import itemgetter
 
 import numpy as np
@@ -22,21 +25,28 @@ _Key = tuple[int, float, int]
 # Places in the order; a range of them costs nothing.
 _Places = Sequence[int]
 
-# Fractions of ``starvation``: from _WILLING on a request takes a gap that it fits into. Room for it
-# is made from _ROOM_FROM on, in full at _ROOM_MADE. With more reluctance its need for a gap
-# shrinks more slowly. Found by simulation, at 16 workers with and without look-ahead.
+# Longest wait over the mean wait that arrival order would give at this pool: room for choice.
+_STRETCH = 2.0
+# Shares of the bound: from _WILLING on a request takes a gap that it fits into. Room for it is made
+# from _ROOM_FROM on, in full at _ROOM_MADE. In a pool so long that a large part of it has waited so
+# long, both begin at _LAST. With more reluctance the gap that it needs shrinks later. Found by
+# simulation, at 16 workers with and without look-ahead.
 _WILLING = 0.2
 _ROOM_FROM, _ROOM_MADE = 0.5, 0.9
-_RELUCTANCE = 16
+_LAST, _LONG = 0.93, 4.0
+_RELUCTANCE = 64
+# One entry in so many is for requests that wait past the bound behind a more urgent priority.
+_HELD_BACK = 11
+_ALL = sys.maxsize
 
 
 class Pool:
     """Waiting requests, lowest priority number first, then in order of arrival.
 
     Args:
-        starvation: time after which a request precedes all others of its priority, since a policy
-            might never choose an awkward one. Past a fifth of it, the oldest request that fits into
-            the gap between the workers' loads goes first. Infinite: never.
+        starvation: wait from which on a request precedes all others of its priority, since a policy
+            might never choose an awkward one. In a long pool this bound is twice the wait that
+            arrival order would give, so that choice remains. Infinite: none.
         queue_timeout: time after which a request expires. Infinite: never.
     """
 
@@ -57,6 +67,11 @@ class Pool:
         self.slots_of: Counter[str] = Counter()
         self._failed: dict[str, tuple[_Key, Request]] = {}
         self._choosy = 0  # number of requests that only some workers can serve
+        self._keys_of: dict[str, list[_Key]] = {}  # by tenant, in order
+        # Entries per time, of late: a sum that decays, over the weight of the time it covers.
+        self._entries = self._watched = 0.0
+        self._noted = -math.inf
+        self._others, self._favoured = 0, ""  # entries since a favoured one
 
     def configure(self, pool_size: int, starvation: float, queue_timeout: float) -> None:
         self.pool_size = pool_size
@@ -93,6 +108,7 @@ class Pool:
             self._failed[request.id] = key, request
             return
         self._keys[request.id] = key
+        insort(self._keys_of.setdefault(request.tenant, []), key)
         self._by_id[request.id] = request
         place = bisect_left(self._order, key)
         self._order.insert(place, key)
@@ -108,6 +124,8 @@ class Pool:
             del self._order[place], self._waiting[place]
             del self._prompt_tokens[place], self._slots[place], self._due[place]
             request = self._by_id.pop(request_id)
+            keys = self._keys_of[request.tenant]
+            del keys[bisect_left(keys, key)]
         elif request_id in self._failed:
             request = self._failed.pop(request_id)[1]
         else:
@@ -117,7 +135,34 @@ class Pool:
         self._choosy -= bool(request.lacks)
         if not self.requests_of[request.tenant]:
             del self.requests_of[request.tenant], self.slots_of[request.tenant]
+            self._keys_of.pop(request.tenant, None)
         return request
+
+    def entered(self, requests: Sequence[Request], now: float) -> None:
+        """Record what a round has sent to workers; the bound on waiting follows the rate of it."""
+        if math.isinf(self._starvation):
+            return
+        kept = math.exp(min(0.0, self._noted - now) / self._starvation)
+        self._noted = now
+        self._watched = kept * self._watched + 1 - kept
+        self._entries = kept * self._entries + len(requests) / self._starvation
+        self._others += len(requests)
+        if any(request.id == self._favoured for request in requests):
+            self._others = 0
+
+    @property
+    def bound(self) -> float:
+        """Wait from which on a request precedes all others of its priority."""
+        return max(self._starvation, _STRETCH * self._mean_wait)
+
+    @property
+    def _mean_wait(self) -> float:
+        """In order of arrival, in a pool as it is now; 0 while nothing is known."""
+        return len(self) * self._watched / self._entries if self._entries else 0.0
+
+    def _from(self, share: float) -> float:
+        """Wait from which on something is done for a request: this share of the bound, or later."""
+        return max(share * self.bound, min(_LAST * self.bound, _LONG * self._mean_wait))
 
     def displaced_by(self, newcomer: str, weight: Weight) -> Request | None:
         """The request to evict from a full pool for a newcomer's tenant.
@@ -155,19 +200,23 @@ class Pool:
         turns: Sequence[Offer] = (),
         *,
         aged: bool = False,
+        choice: int = _ALL,
     ) -> list[Tier]:
         """Groups of requests to be served strictly one after the other.
 
         First come failed requests, grouped by the workers they avoid. Then come the tenants by
-        turn, and within a turn the priorities. Within a priority, requests without patience come
-        first: as many of the oldest as surely get in, at least one; or else one that fits. A policy
-        chooses freely from the rest. In each group those that only some workers can serve precede.
-        The tiers share the pool's data, and hold until a request enters or leaves.
+        turn, and within a turn the priorities. Within a priority, requests past the bound come
+        first: those far past it, as many of the oldest as surely get in, at least one; or else the
+        oldest that fits. One entry in eleven is for requests past the bound of less urgent
+        priorities. A policy chooses freely from the rest. In each group those that only some
+        workers can serve precede. The tiers share the pool's data, and hold until a request enters
+        or leaves.
 
         ``capacity``: engine requests that can be placed in all. ``gap_tokens``: load of the fullest
         worker less the least load with a free slot. ``turns``: slots by tenant; empty: all are
         equal. ``aged``: the policy weighs how long requests have waited. None comes first then, but
-        the subgroup with the oldest request without patience.
+        the subgroup with the oldest request past the bound. ``choice``: a policy chooses from so
+        many of the oldest, or from all where some workers cannot serve all.
         """
         tiers: list[Tier] = []
         if self._failed:
@@ -176,7 +225,11 @@ class Pool:
                 avoiding.setdefault(request.avoid, []).append(request)
                 capacity -= request.slots
             tiers = [Tier.of(requests, avoid) for avoid, requests in avoiding.items()]
-        for peers in self._peers(turns):
+        bound = self.bound
+        bands = list(self._peers(turns, _ALL if self._choosy else choice))
+        if len(bands) > 1 and self._others >= _HELD_BACK - 1:
+            tiers += self._favour(bands, now - bound)
+        for peers in bands:
             urgent = peers[:0] if aged else self._urgent(peers, now, capacity, gap_tokens)
             if urgent:
                 tiers.append(Tier.of(list(self._at(urgent))))
@@ -186,60 +239,65 @@ class Pool:
                 capacity -= sum(map(self._slots.__getitem__, peers))
         if not self._choosy:
             return tiers
-        first = self.late_since(now) if aged else -math.inf
+        first = now - bound if aged else -math.inf
         return [part for tier in tiers for part in tier.parts(first)]
 
-    def late_since(self, now: float) -> float:
-        """Those that arrived up to then have no patience left."""
-        return now - self._starvation
-
-    def overdue(self, now: float, tiers: Sequence[Tier]) -> Request | None:
-        first = tiers[0].requests[0] if tiers else None
-        return first if first is not None and self._waited(first, now) >= 1 else None
+    def _favour(self, bands: list[_Places], late_since: float) -> Iterator[Tier]:
+        """Take out the oldest request past the bound of the less urgent priorities."""
+        first = self._priority(bands[0][0])
+        lower = [i for i, peers in enumerate(bands) if self._priority(peers[0]) > first]
+        oldest = [(self._waiting[bands[i][0]].arrival_s, i) for i in lower]
+        for _, i in sorted(one for one in oldest if one[0] <= late_since)[:1]:
+            request = self._waiting[bands[i][0]]
+            bands[i] = bands[i][1:]
+            self._favoured = request.id
+            yield Tier.of([request])
 
     def late(self, request: Request, now: float) -> bool:
-        """It has no patience left, or a worker has failed it."""
-        return bool(request.avoid) or self._waited(request, now) >= 1
+        """It has waited as long as a short pool lets it, or a worker has failed it."""
+        return bool(request.avoid) or now - request.arrival_s >= self._starvation
 
     def room_wanted(self, now: float, gap_tokens: int) -> list[tuple[str, float]]:
         """Requests to make room for, with the tokens due by now; 0 for those that fit."""
-        wanted = []
-        for peers in self._peers():
-            if self._waited(self._waiting[peers[0]], now) < _ROOM_FROM:
-                continue
-            for request in takewhile(lambda r: self._waited(r, now) >= _ROOM_FROM, self._at(peers)):
+        wanted, start = [], self._from(_ROOM_FROM)
+        made = max(start, self._from(_ROOM_MADE), 1e-9)
+        for peers in self._peers((), _ALL):
+            for request in takewhile(lambda r: now - r.arrival_s >= start, self._at(peers)):
                 fits = self._fits(request, now, gap_tokens)
-                share = (self._waited(request, now) - _ROOM_FROM) / (_ROOM_MADE - _ROOM_FROM)
+                share = (now - request.arrival_s - start) / (made - start) if made > start else 1.0
                 wanted.append((request.id, 0.0 if fits else request.load_tokens * min(1.0, share)))
         return wanted
 
-    def _peers(self, turns: Sequence[Offer] = ()) -> Iterator[_Places]:
-        """Places by turn and priority; usually a single range."""
+    def _peers(self, turns: Sequence[Offer], choice: int) -> Iterator[_Places]:
+        """Places by turn and priority, so many of each; usually a single range."""
         everyone = range(len(self._order))
         if not turns and everyone and self._order[0][0] == self._order[-1][0]:
-            yield everyone
+            yield everyone[:choice]
             return
-        for line in self._lines(turns) if turns else (everyone,):
+        for line in self._lines(turns, choice) if turns else (everyone,):
             start = 0
             while start < len(line):
                 priority = self._priority(line[start])
                 stop = bisect_right(line, priority, start, key=self._priority)
-                yield line[start:stop]
+                yield line[start : min(stop, start + choice)]
                 start = stop
 
-    def _lines(self, turns: Sequence[Offer]) -> Iterator[_Places]:
-        lines: list[list[int]] = [[] for _ in range(len(turns) + 1)]
-        line_of = {
-            tenant: line for line, offer in zip(lines, turns, strict=False) for tenant in offer
-        }
-        left = {tenant: slots for offer in turns for tenant, slots in offer.items()}
-        for place, request in enumerate(self._waiting):
-            if left.get(request.tenant, 0) > 0:
-                left[request.tenant] -= request.slots
-                line_of[request.tenant].append(place)
-            else:
-                lines[-1].append(place)
-        return filter(None, lines)
+    def _lines(self, turns: Sequence[Offer], choice: int) -> Iterator[_Places]:
+        """Places by turn, so many of each, the others' last."""
+        taken: Counter[str] = Counter()
+        for offer in turns:
+            left = dict(offer)
+            keys: Iterable[_Key] = merge(*(self._keys_of.get(tenant, ()) for tenant in offer))
+            line = []
+            for place in map(partial(bisect_left, self._order), islice(keys, choice)):
+                request = self._waiting[place]
+                if left[request.tenant] > 0:
+                    left[request.tenant] -= request.slots
+                    taken[request.tenant] += 1
+                    line.append(place)
+            yield line
+        rest = merge(*(keys[taken[tenant] :] for tenant, keys in self._keys_of.items()))
+        yield [bisect_left(self._order, key) for key in islice(rest, choice)]
 
     def _priority(self, place: int) -> int:
         return self._order[place][0]
@@ -248,43 +306,30 @@ class Pool:
         return map(self._waiting.__getitem__, places)
 
     def _urgent(self, peers: _Places, now: float, capacity: int, gap_tokens: int) -> _Places:
-        if self._waited(self._waiting[peers[0]], now) < _WILLING:
-            return peers[:0]
-        late = sum(1 for _ in takewhile(lambda r: self._waited(r, now) >= 1, self._at(peers)))
+        bound, willing = self.bound, self._from(_WILLING)
+        late = sum(1 for _ in takewhile(lambda r: now - r.arrival_s >= bound, self._at(peers)))
         if late:
             slots = list(accumulate(map(self._slots.__getitem__, peers[:late])))
             return peers[: max(1, bisect_right(slots, capacity))]
         for index, request in enumerate(self._at(peers)):
-            if self._waited(request, now) < _WILLING:
+            if now - request.arrival_s < willing:
                 break
             if self._fits(request, now, gap_tokens):
                 return peers[index : index + 1]
         return peers[:0]
 
     def _rest(self, peers: _Places, urgent: _Places) -> Tier:
-        """Tier of the peers that are not urgent; usually the pool, without a copy."""
-        if len(peers) < len(self._order):
-            first = set(urgent)
-            return Tier.of([self._waiting[place] for place in peers if place not in first])
-        if not urgent:
+        """Tier of the peers that are not urgent; the pool, without a copy, if that is all."""
+        if len(peers) == len(self._order) and not urgent:
             columns = np.array(self._prompt_tokens), np.array(self._slots)
             return Tier(self._waiting, *columns, self._by_id)
-        before, after = slice(urgent[0]), slice(urgent[-1] + 1, None)
-        return Tier(
-            self._waiting[before] + self._waiting[after],
-            np.array(self._prompt_tokens[before] + self._prompt_tokens[after]),
-            np.array(self._slots[before] + self._slots[after]),
-            self._by_id,
-            {request.id for request in self._at(urgent)},
-        )
-
-    def _waited(self, request: Request, now: float) -> float:
-        return (now - request.arrival_s) / self._starvation
+        first = set(urgent)
+        return Tier.of([self._waiting[place] for place in peers if place not in first])
 
     def _fits(self, request: Request, now: float, gap_tokens: int) -> bool:
         """The gap needed falls from a request's size to 0."""
-        needed = request.load_tokens * (1 - self._waited(request, now) ** _RELUCTANCE)
-        return needed <= gap_tokens
+        waited = (now - request.arrival_s) / self.bound
+        return request.load_tokens * (1 - waited**_RELUCTANCE) <= gap_tokens
 
 
 def _due(request: Request) -> float:

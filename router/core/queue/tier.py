@@ -20,16 +20,14 @@ _ID, _PROMPT_TOKENS, _SLOTS = attrgetter("id"), attrgetter("prompt_tokens"), att
 class Tier(Sequence[Request]):
     """Requests, oldest first, with columns of shape (R,) of what is needed of all.
 
-    To touch every request of a long pool costs more than the choice among them. ``by_id`` has
-    these requests, and maybe ``others``. Workers in ``avoid`` failed them; those in ``lacks`` do
-    not serve their model.
+    To touch every request of a long pool costs more than the choice among them. Workers in
+    ``avoid`` failed them; those in ``lacks`` do not serve their model.
     """
 
     requests: Sequence[Request]
     prompt_tokens: Ints
     slots: Ints
     by_id: Mapping[str, Request]
-    others: Set[str] = frozenset()
     avoid: Set[str] = frozenset()
     lacks: Set[str] = frozenset()
 
@@ -68,9 +66,6 @@ class Tier(Sequence[Request]):
             lacking.setdefault(request.lacks, []).append(request)
         for lacks, requests in sorted(lacking.items(), key=turn):
             yield Tier.of(requests, self.avoid, lacks)
-
-    def find(self, request_id: str) -> Request | None:
-        return None if request_id in self.others else self.by_id.get(request_id)
 
     def __len__(self) -> int:
         return len(self.requests)

@@ -19,38 +19,40 @@ def assign(
     tiers: Iterable[Sequence[Request]],
     workers: Sequence[WorkerView],
     known: Known = NOTHING,
-    overdue: Request | None = None,
     askable: Set[str] = frozenset(),
     late_since: float = -math.inf,
+    *,
+    aged: bool = False,
 ) -> list[Assignment]:
     """Let a policy assign tier after tier while capacity lasts, each in one call.
 
     Tiers share the round's budget in proportion to the slots that each fills.
 
     If requests of a tier lack memory, later tiers do not receive the worker that has most of it;
-    else smaller requests would take all that becomes free. So the oldest request without patience
-    is a tier of its own where memory is limited.
+    else smaller requests would take all that becomes free. So where memory is limited the oldest
+    request is a tier of its own once it has waited past the bound.
 
     Args:
         policy: if it solves a program, its ``share`` is set for each call.
         tiers: groups of waiting requests, most urgent first.
         workers: live workers of one group.
         known: what the policy may know beyond these views.
-        overdue: first request of the first tier, if it has no patience left.
         askable: ids of workers that take requests, now or soon. A failed request waits for those
             that it does not avoid; without any it goes to all.
         late_since: if a tier's first request arrived no later, and lacks memory everywhere, neither
             do the others of its tier receive the worker that has most of it.
+
+        aged: the policy weighs how long requests have waited, so none needs a tier of its own.
 
     Raises:
         PolicyError: the policy broke its contract (see ``Policy.assign``).
     """
     in_turn = [tier if isinstance(tier, Tier) else Tier.of(tier) for tier in tiers]
     memory = limited(workers)
-    if overdue is not None and memory:
+    if memory and in_turn and not aged and in_turn[0][0].arrival_s <= late_since:
         first = in_turn[0]
-        others = [request for request in first if request is not overdue]
-        in_turn[:1] = [Tier.of(some, first.avoid, first.lacks) for some in ([overdue], others)]
+        parts = first.requests[:1], first.requests[1:]
+        in_turn[:1] = [Tier.of(part, first.avoid, first.lacks) for part in parts]
     round_ = _Round(policy, workers, known, askable, late_since, memory=memory)
     shares = [1.0] if len(in_turn) == 1 else _shares(in_turn, workers)
     done: list[Assignment] = []

@@ -33,10 +33,10 @@ def check(
     """
     capacity = {worker.id: worker.capacity for worker in workers}
     entered: dict[str, Request] = {}
-    by_id, others = tier.by_id, tier.others
+    by_id = tier.by_id
     for request_id, worker_id in assignments:
         request, free = by_id.get(request_id), capacity.get(worker_id)
-        if request is None or request_id in entered or request_id in others:
+        if request is None or request_id in entered:
             raise PolicyError(f"{request_id} is assigned twice, or does not wait")
         if free is None:
             raise PolicyError(f"{worker_id} is not a live worker of the group")

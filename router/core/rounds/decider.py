@@ -1,15 +1,15 @@
 """Decisions for one group: the rounds of the live router and of the simulator."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from router.core.clock import Clock
 from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import Outlook, WorkProfile
 from router.core.forecast.look_ahead import LookAhead
-from router.core.policies.policy_protocol import NOTHING, Decision, Known, Policy
+from router.core.policies.policy_protocol import Decision, Known, Policy
 from router.core.queue.fair_share import ANONYMOUS, FairShare, Offer
 from router.core.queue.pool import Pool
 from router.core.queue.tier import Tier
@@ -22,7 +22,7 @@ from router.core.state.barrier import StepTotals
 from router.core.state.group import Group
 from router.core.stats import GroupStats
 from router.core.step_time import StepTime
-from router.core.types import Assignment, Dispatch, Hits, PoolState, Request, WorkerView
+from router.core.types import Assignment, Dispatch, Hits, PoolState, WorkerView
 
 
 class Workers(Protocol):
@@ -95,6 +95,9 @@ class Workers(Protocol):
 
 W = TypeVar("W", bound=Workers)
 
+# Oldest requests that a policy chooses from: as many, or as many for each worker or free slot.
+_CANDIDATES, _CANDIDATES_EACH = 128, 8
+
 
 @dataclass(frozen=True, slots=True)
 class RoundInput:
@@ -104,8 +107,8 @@ class RoundInput:
         crowded: whether more requests wait than there are free slots.
         slots_first: as in ``Known``.
         gap_tokens: load of the fullest worker less the least load with a free slot.
-        overdue: oldest request without patience, if it has to be placed before all others.
-        late_since: if only those that fit nowhere do, requests up to then have no patience.
+        late_since: requests that arrived up to then have waited past the bound.
+        aged: whether the policy weighs how long requests have waited.
         askable: workers that failed requests wait for; empty without such requests.
         hits: the group's.
     """
@@ -117,8 +120,8 @@ class RoundInput:
     slots_first: bool
     gap_tokens: int
     tiers: Sequence[Tier]
-    overdue: Request | None
     late_since: float
+    aged: bool
     askable: Set[str]
     hits: Hits | None
 
@@ -196,7 +199,9 @@ class RoundDecider(Generic[W]):
         if self._wait_for_more(given, assignments):
             assignments, self.solved = (), None
             self.stats.held_rounds += 1
-        self.affinity.see((self.pool[sent.request_id] for sent in assignments), given.hits)
+        sent = [self.pool[each.request_id] for each in assignments]
+        self.pool.entered(sent, now)
+        self.affinity.see(sent, given.hits)
         self.stats.decision_s.observe(clock() - now)
         self.stats.decision_candidates.observe(waiting)
         self.stats.decision_admitted.observe(len(assignments))
@@ -219,7 +224,8 @@ class RoundDecider(Generic[W]):
         crowded, hits = len(self.pool) > capacity, self.group.hits
         slots_first = crowded and (hits is None or self.affinity.little)
         aged = not slots_first and self._plans_prompts
-        tiers = self.pool.tiers(now, capacity, gap_tokens, turns, aged=aged)
+        choice = max(_CANDIDATES, _CANDIDATES_EACH * len(views), 2 * capacity)
+        tiers = self.pool.tiers(now, capacity, gap_tokens, turns, aged=aged, choice=choice)
         return RoundInput(
             now,
             views,
@@ -228,8 +234,8 @@ class RoundDecider(Generic[W]):
             slots_first,
             gap_tokens,
             tiers,
-            None if aged else self.pool.overdue(now, tiers),
-            self.pool.late_since(now) if aged else -math.inf,
+            now - self.pool.bound,
+            aged,
             # Requests that a worker has failed come first.
             self.group.askable if tiers[0].avoid else frozenset(),
             hits,
@@ -238,7 +244,14 @@ class RoundDecider(Generic[W]):
     def _assign(self, given: RoundInput) -> Sequence[Assignment]:
         self.stats.rounds += 1
         self.solved = None
-        rest = given.overdue, given.askable, given.late_since
+        settled = partial(
+            assignment.assign,
+            tiers=given.tiers,
+            workers=given.views,
+            askable=given.askable,
+            late_since=given.late_since,
+            aged=given.aged,
+        )
         try:
             outlook = None
             if self.look_ahead is not None:
@@ -257,14 +270,14 @@ class RoundDecider(Generic[W]):
                 steps_under_way=self.group.steps_under_way,
                 slots_first=given.slots_first,
             )
-            assignments = assignment.assign(self.policy, given.tiers, given.views, known, *rest)
+            assignments = settled(self.policy, known=known)
             if assignments:
                 self.solved = self.policy.last
             return assignments
         except Exception as error:  # noqa: BLE001 - a policy's bug must not stop the service
             self.on_policy_error(error)
         self.stats.policy_errors += 1
-        return assignment.assign(self.fallback, given.tiers, given.views, NOTHING, *rest)
+        return settled(self.fallback)
 
     @property
     def _plans_prompts(self) -> bool:

@@ -193,9 +193,9 @@ def test_one_search_per_tier_shares_the_budget_where_memory_is_tight(
         for worker in views([4800 - 400 * i for i in range(12)], 3)
     ]
     policy = Asked(0.1, 6000)
-    late = request(99, 5000)
+    late = request(99, 5000, arrival=-1)
     in_turn = [[late, *waiting[::tiers]], *(waiting[i::tiers] for i in range(1, tiers))]
-    done = rounds.assign(policy, in_turn, workers, overdue=late)
+    done = rounds.assign(policy, in_turn, workers, late_since=-1.0)
     assert len(done) > 12
     assert len(policy.calls) == searches
     assert sum(policy.calls) < 6500

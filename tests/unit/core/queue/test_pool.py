@@ -1,5 +1,6 @@
 """Who waits in which order, and who goes first."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -129,8 +130,8 @@ SIZES = [request(1, 900, arrival=0), request(2, 300, arrival=1), request(3, 300,
         pytest.param(1.9, 10**6, [["1", "2", "3"]], id="nobody has waited a fifth"),
         pytest.param(2.0, 900, [["1"], ["2", "3"]], id="a fifth: the whole must fit"),
         pytest.param(2.0, 899, [["1", "2", "3"]], id="and does not"),
-        pytest.param(9, 734, [["1"], ["2", "3"]], id="nine tenths: 1 - .9^16 of it must fit"),
-        pytest.param(9, 733, [["2"], ["1", "3"]], id="else the next that fits, one at a time"),
+        pytest.param(9.9, 427, [["1"], ["2", "3"]], id="near the bound: 1 - .99^64 of it must fit"),
+        pytest.param(9.9, 426, [["2"], ["1", "3"]], id="else the next that fits, one at a time"),
         pytest.param(10, 0, [["1"], ["2", "3"]], id="no patience left: nothing must fit"),
     ],
 )
@@ -250,3 +251,66 @@ def test_ahead_are_those_as_urgent_whose_first_tokens_are_due_sooner() -> None:
         assert (ahead_slots, ahead_tokens.tolist()) == (slots, tokens)
     pool.remove(token(1))
     assert pool.ahead_of(wants(9, 4.0, arrival=2))[0] == 1
+
+
+# long pools
+
+
+def long_pool(waiting: int, *, entered: int, over: float, patience: float = 10.0) -> Pool:
+    """After entries at a steady rate for much longer than the patience."""
+    pool = Pool(10_000, patience)
+    for number in range(waiting):
+        pool.add(request(number, 100 + number, arrival=over))
+    for turn in range(entered):
+        pool.entered([request(waiting)], over * (turn + 1) / entered)
+    return pool
+
+
+@pytest.mark.parametrize(
+    ("waiting", "expected"),
+    [
+        pytest.param(10, 10.0, id="arrival order would take 5 s: patience alone"),
+        pytest.param(100, 100.0, id="twice the 50 s of arrival order"),
+    ],
+)
+def test_in_a_long_pool_the_bound_is_twice_the_wait_of_arrival_order(
+    waiting: int, expected: float
+) -> None:
+    pool = long_pool(waiting, entered=400, over=200.0)
+    assert pool.bound == pytest.approx(expected, rel=0.06)
+    assert [len(tier) for tier in pool.tiers(200 + 0.9 * expected, 1, 0)] == [waiting]
+    assert [len(tier) for tier in pool.tiers(200 + 1.1 * expected, 1, 0)] == [1, waiting - 1]
+
+
+def test_without_patience_the_bound_stays_infinite() -> None:
+    assert long_pool(100, entered=40, over=200.0, patience=math.inf).bound == math.inf
+
+
+def test_a_policy_chooses_from_the_oldest() -> None:
+    pool = pool_of(*(request(number, 10 * number, arrival=number) for number in range(1, 6)))
+    (tier,) = pool.tiers(0, 1, 0, choice=3)
+    assert [one.id for one in tier] == [token(number) for number in (1, 2, 3)]
+    assert tier.prompt_tokens.tolist() == [10, 20, 30]
+
+
+def test_where_some_workers_cannot_serve_all_it_chooses_from_all() -> None:
+    pool = pool_of(*(request(number, arrival=number) for number in range(1, 5)))
+    pool.add(replace(request(5, arrival=9), lacks=frozenset("a")))
+    assert sum(map(len, pool.tiers(0, 1, 0, choice=2))) == 5
+
+
+def test_one_entry_in_eleven_goes_to_late_requests_of_less_urgent_priorities() -> None:
+    pool = pool_of(*(request(number, arrival=50) for number in range(1, 30)))
+    late = [request(90, priority=1, arrival=0), request(91, priority=2, arrival=-1)]
+    for one in (*late, request(92, priority=1, arrival=50)):
+        pool.add(one)
+    turns = []
+    for _ in range(25):
+        first = pool.tiers(50, 1, 0)[0][0]
+        pool.remove(first.id)
+        pool.entered([first], 50)
+        turns.append(first)
+    places = [place for place, one in enumerate(turns) if one.priority]
+    assert [turns[place] for place in places] == [late[1], late[0]]
+    assert places == [10, 21]
+    assert pool.tiers(50, 1, 0)[0][0].priority == 0, "the last one is not late"

@@ -1,7 +1,7 @@
 """A tier is a sequence of requests with columns."""
 
 from router.core.queue.tier import Tier
-from tests.support.core import request, token
+from tests.support.core import request
 
 WAITING = [request(0, 30), request(1, 10, slots=3), request(2, 20)]
 
@@ -16,16 +16,3 @@ def test_a_tier_reads_like_its_requests() -> None:
 def test_a_tier_of_a_tier_is_the_same_one() -> None:
     tier = Tier.of(WAITING)
     assert Tier.of(tier) is tier
-
-
-def test_requests_are_found_by_their_ids() -> None:
-    tier = Tier.of(WAITING)
-    assert tier.find(token(1)) is WAITING[1]
-    assert tier.find(token(9)) is None
-
-
-def test_who_stands_elsewhere_is_not_found() -> None:
-    alone = Tier.of(WAITING[:1])
-    known = Tier.of(WAITING).by_id
-    tier = Tier(alone.requests, alone.prompt_tokens, alone.slots, known, {token(1), token(2)})
-    assert [tier.find(one.id) for one in WAITING] == [WAITING[0], None, None]

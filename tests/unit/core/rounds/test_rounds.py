@@ -258,20 +258,20 @@ def test_the_roomiest_worker_is_kept_for_an_urgent_request_that_fits_nowhere() -
 
 
 @pytest.mark.parametrize("room", [600, 100])
-def test_an_overdue_request_precedes_its_tier_or_has_a_worker_kept(room: int) -> None:
+def test_a_late_request_precedes_its_tier_or_has_a_worker_kept(room: int) -> None:
     waiting = requests([500, 40, 30])
     first, then = [(0, "a")] if room == 600 else [], [(1, "b"), (2, "b")]
     policy = Scripted(*filter(None, [first, then]))
     workers = in_memory([room, 90], [3, 3], 3)
-    done = assignment.assign(policy, [waiting], workers, overdue=waiting[0])
+    done = assignment.assign(policy, [waiting], workers, late_since=0.0)
     assert pairs(done, waiting) == first + then
     assert [asked for asked, _ in policy.asked] == ([1, 2] if first else [2])
 
 
-def test_an_overdue_request_alone_leaves_nobody_to_ask_for() -> None:
-    waiting, policy = requests([500]), Scripted([(0, "a")])
-    workers = in_memory([600, 90], [3, 3], 3)
-    assert len(assignment.assign(policy, [waiting], workers, overdue=waiting[0])) == 1
+def test_a_late_request_alone_that_fits_nowhere_leaves_nobody_to_ask_for() -> None:
+    waiting, policy = requests([500]), Scripted()
+    workers = in_memory([100, 90], [3, 3], 3)
+    assert not assignment.assign(policy, [waiting], workers, late_since=0.0)
 
 
 def test_it_is_kept_only_where_the_urgent_request_may_go() -> None:
@@ -279,7 +279,7 @@ def test_it_is_kept_only_where_the_urgent_request_may_go() -> None:
     waiting = [request(2, 40), request(3, 30)]
     workers = in_memory([100, 200], [3, 3], 3)
     tiers = [Tier.of([urgent], lacks=urgent.lacks), Tier.of(waiting)]
-    done = assignment.assign(PerRequest(fcfs), tiers, workers, overdue=urgent)
+    done = assignment.assign(PerRequest(fcfs), tiers, workers, late_since=0.0)
     assert [worker_id for _, worker_id in done] == ["b", "b"]
 
 
