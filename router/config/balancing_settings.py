@@ -47,8 +47,9 @@ class BalancingSettings(SettingGroup):
     )
     starvation_s: float = setting(
         5.0,
-        "Wait after which a request goes before all others of its priority. Where prompts are "
-        "planned, only one that fits nowhere does.",
+        "Wait after which a request goes before all others of its priority; in a long pool, twice "
+        "the wait that order of arrival would give. Where prompts are planned, only one that fits "
+        "nowhere does.",
         unit="s",
         between=(MOMENT_S, WEEK_S),
         live=True,

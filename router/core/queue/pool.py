@@ -257,13 +257,17 @@ class Pool:
         """It has waited as long as a short pool lets it, or a worker has failed it."""
         return bool(request.avoid) or now - request.arrival_s >= self._starvation
 
-    def room_wanted(self, now: float, gap_tokens: int) -> list[tuple[str, float]]:
-        """Requests to make room for, with the tokens due by now; 0 for those that fit."""
+    def room_wanted(self, now: float, gap_tokens: int, most: int = _ALL) -> list[tuple[str, float]]:
+        """Requests to make room for, so many of each priority, with the tokens due by now.
+
+        0 for those that fit.
+        """
+        bound = self.bound
         wanted, start = [], self._from(_ROOM_FROM)
         made = max(start, self._from(_ROOM_MADE), 1e-9)
-        for peers in self._peers((), _ALL):
+        for peers in self._peers((), most):
             for request in takewhile(lambda r: now - r.arrival_s >= start, self._at(peers)):
-                fits = self._fits(request, now, gap_tokens)
+                fits = _fits(request, (now - request.arrival_s) / bound, gap_tokens)
                 share = (now - request.arrival_s - start) / (made - start) if made > start else 1.0
                 wanted.append((request.id, 0.0 if fits else request.load_tokens * min(1.0, share)))
         return wanted
@@ -314,7 +318,7 @@ class Pool:
         for index, request in enumerate(self._at(peers)):
             if now - request.arrival_s < willing:
                 break
-            if self._fits(request, now, gap_tokens):
+            if _fits(request, (now - request.arrival_s) / bound, gap_tokens):
                 return peers[index : index + 1]
         return peers[:0]
 
@@ -326,10 +330,10 @@ class Pool:
         first = set(urgent)
         return Tier.of([self._waiting[place] for place in peers if place not in first])
 
-    def _fits(self, request: Request, now: float, gap_tokens: int) -> bool:
-        """The gap needed falls from a request's size to 0."""
-        waited = (now - request.arrival_s) / self.bound
-        return request.load_tokens * (1 - waited**_RELUCTANCE) <= gap_tokens
+
+def _fits(request: Request, waited: float, gap_tokens: int) -> bool:
+    """The gap needed falls from a request's size to 0; ``waited``: in bounds."""
+    return request.load_tokens * (1 - waited**_RELUCTANCE) <= gap_tokens
 
 
 def _due(request: Request) -> float:

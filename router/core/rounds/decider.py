@@ -256,7 +256,7 @@ class RoundDecider(Generic[W]):
             outlook = None
             if self.look_ahead is not None:
                 outlook = self.group.outlook(self.look_ahead, given.views)
-                wanted = self.pool.room_wanted(given.now, given.gap_tokens)
+                wanted = self.pool.room_wanted(given.now, given.gap_tokens, len(given.views))
                 if wanted or self.reservations.lowered:
                     outlook = self.reservations.make_room(wanted, given.views, outlook)
             known = Known(
