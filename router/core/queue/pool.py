@@ -37,6 +37,8 @@ _LAST, _LONG = 0.93, 4.0
 _RELUCTANCE = 64
 # One entry in so many is for requests that wait past the bound behind a more urgent priority.
 _HELD_BACK = 11
+# Entries of late that tell of a rate.
+_FEW = 8
 _ALL = sys.maxsize
 
 
@@ -157,8 +159,9 @@ class Pool:
 
     @property
     def _mean_wait(self) -> float:
-        """In order of arrival, in a pool as it is now; 0 while nothing is known."""
-        return len(self) * self._watched / self._entries if self._entries else 0.0
+        """In order of arrival, in a pool as it is now; 0 while too few have entered to tell."""
+        told = self._entries * self._starvation >= _FEW
+        return len(self) * self._watched / self._entries if told else 0.0
 
     def _from(self, share: float) -> float:
         """Wait from which on something is done for a request: this share of the bound, or later."""
