@@ -29,7 +29,7 @@ DEFAULT = "headroom"
 
 _HEADROOM = ("headroom", "headroom_max", "adaptive")
 _LENGTHS = ("predict", "length_margin")
-_TYPES = ("thresholds", "segments", "rates", "lengths", "step_time")
+_TYPES = ("thresholds", "segments")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ ADMISSIONS: Mapping[str, AdmissionRow] = MappingProxyType(
         "nested_wait": AdmissionRow(
             _nested_wait,
             "the next one, if it fits beside the expected growth of those that run",
-            (*_TYPES, "delta", "strict"),
+            (*_TYPES, "rates", "delta", "strict"),
         ),
         "off": AdmissionRow(lambda _: Off(), "what the engine does by itself", in_order=True),
         "wait": AdmissionRow(

@@ -1,20 +1,9 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from itertools import pairwise
-
-from engine_patches.admission.theory.fluid import Flow
-from engine_patches.admission.theory.thresholds import (
-    Validity,
-    nested_validity,
-    segments_of,
-    wait_validity,
-)
-from router.core.step_time import StepTime
 
 MAX_HOLD_S = 1.0
 QUANTILE = "quantile:"
@@ -22,7 +11,6 @@ QUANTILE = "quantile:"
 # Sums stay exact below this bound; lengths stay below the assumed end of the last segment.
 _MOST_TOKENS = 1_000_000
 _RATES = (1e-9, 1e9)
-_MOST_STEP_S = 1e9
 
 
 class AdmissionError(Exception):
@@ -33,9 +21,7 @@ class AdmissionError(Exception):
 class AdmissionSettings:
     """One policy's settings; ``read_admission`` knows the keys of each policy.
 
-    AdmissionError: a value is out of its range. Thresholds that violate (11), (12) or (16) for the
-    given rates, lengths and step time are rejected; those on the edge, as some that the paper
-    prints, cause a warning.
+    AdmissionError: a value is out of its range. ``evenstep fluid`` checks thresholds.
     """
 
     policy: str = "headroom"
@@ -53,13 +39,8 @@ class AdmissionSettings:
     segments: tuple[int, ...] = ()
     hold_s: float = 0.0  # longest time to hold a type until n_j of it wait
     strict: bool = False  # as printed in the paper, running requests pause; for simulated engines
-    # Requests per second of each type, or that end in each segment; empty: measured. Without
-    # ``step_time`` their proportions are enough.
+    # Proportions of the requests that end in each segment; empty: measured.
     rates: tuple[float, ...] = ()
-    # Mean prompt and output tokens of these types, to check thresholds.
-    lengths: tuple[tuple[int, int], ...] = ()
-    # d0, d1, and optionally seconds per request and per prompt token, to check thresholds.
-    step_time: tuple[float, ...] = ()
     delta: float = 0.1  # probability that running requests will need more memory than there is
     alpha: float = 0.2  # share of KV memory protected from new requests
     beta: float = 0.2  # probability of clearing a request when the memory overflows
@@ -78,15 +59,9 @@ class AdmissionSettings:
         for name in ("thresholds", "segments"):
             _check_numbers(name, getattr(self, name), (1, _MOST_TOKENS), whole=True)
         _check_types(self.thresholds, self.segments)
-        _check_flows(self)
+        _check_rates(self.rates, self.segments)
         if self.strict:
             _check_strict(self)
-        if self.rates and self.thresholds:
-            found = _nested(self) if self.policy == "nested_wait" else _wait(self)
-            if found.on_edge:
-                warnings.warn(str(found), stacklevel=2)
-            elif found.missed:
-                raise AdmissionError(str(found))
 
     def quantile(self) -> float | None:
         """Q of ``quantile:Q``; None for other valid sources of lengths."""
@@ -139,46 +114,13 @@ def _check_types(thresholds: Sequence[int], segments: Sequence[int]) -> None:
         )
 
 
-def _check_flows(settings: AdmissionSettings) -> None:
-    rates, lengths, step_time = settings.rates, settings.lengths, settings.step_time
+def _check_rates(rates: Sequence[float], segments: Sequence[int]) -> None:
     _check_numbers("rates", rates, _RATES)
-    _check_numbers("step_time", step_time, (0.0, _MOST_STEP_S))
-    if not isinstance(lengths, tuple) or not all(map(_is_length, lengths)):
-        raise AdmissionError(
-            "lengths must be a list of [prompt, output] tokens, whole numbers from 1 to "
-            f"{_MOST_TOKENS}, got {lengths!r}"
-        )
-    if step_time and not (2 <= len(step_time) <= 4 and step_time[0] > 0):
-        raise AdmissionError(
-            f"step_time must be [d0, d1], seconds a step and per KV token, or these and seconds "
-            f"per request and per prompt token, d0 above 0; got {list(step_time)}"
-        )
-    nested = settings.policy == "nested_wait"
-    if rates and (settings.segments or nested):
-        _check_segments(rates, lengths, settings.segments)
-    told = (lengths, step_time) if nested else (rates, lengths, step_time)
-    if any(told) and not all((*told, settings.thresholds)):
-        names = "lengths and step_time" if nested else "rates, lengths and step_time"
-        raise AdmissionError(f"{names} check thresholds: give all of these, or none")
-    if lengths and len(lengths) != len(rates):
-        raise AdmissionError(f"{len(lengths)} lengths for {len(rates)} rates: give one for each")
-
-
-def _check_segments(
-    rates: Sequence[float], lengths: Sequence[tuple[int, int]], segments: Sequence[int]
-) -> None:
-    if not segments or len(rates) != len(segments) + 1:
+    if rates and (not segments or len(rates) != len(segments) + 1):
         raise AdmissionError(
             f"rates: {len(rates)} of them, and segments {list(segments)}: give segments, and a "
             "rate for each and for what lies beyond the last"
         )
-    bounds = pairwise((0, *segments, math.inf))
-    for (_, output), (above, last) in zip(lengths, bounds, strict=False):
-        if not above < output <= last:
-            raise AdmissionError(
-                f"lengths: {output} output tokens are not above {above} and up to {last}, where "
-                "their segment is"
-            )
 
 
 def _check_numbers(
@@ -192,42 +134,6 @@ def _check_numbers(
         if not number or not bounds[0] <= value <= bounds[1]:
             limits = f"from {bounds[0]:.7g} to {bounds[1]:.7g}"
             raise AdmissionError(f"{name} must be {what} {limits}, got {value!r}")
-
-
-def _is_length(value: object) -> bool:
-    if not isinstance(value, tuple) or len(value) != 2:
-        return False
-    return all(type(tokens) is int and 1 <= tokens <= _MOST_TOKENS for tokens in value)
-
-
-def _wait(settings: AdmissionSettings) -> Validity:
-    flows, given = _flows(settings), settings.thresholds
-    if len(given) > len(flows):
-        raise AdmissionError(
-            f"{len(given)} thresholds for {len(flows)} rates: the nearest is "
-            f"{list(given[: len(flows)])}"
-        )
-    each = [*given, *[given[-1]] * (len(flows) - len(given))]
-    return wait_validity(each, flows, StepTime(*settings.step_time))
-
-
-def _nested(settings: AdmissionSettings) -> Validity:
-    """Evaluate (12) or (16); without a step time all but the condition on n_1."""
-    segments = settings.segments
-    flows = _flows(settings) or [
-        Flow(rate, 1.0, output - 1)
-        for rate, output in zip(settings.rates, (*segments, segments[-1] + 1), strict=True)
-    ]
-    last_stages = [*(end - 1 for end in segments), flows[-1].decode_steps]
-    cost = StepTime(*settings.step_time or (0.0,))
-    return nested_validity(settings.thresholds, segments_of(flows, last_stages), cost)
-
-
-def _flows(settings: AdmissionSettings) -> list[Flow]:
-    return [
-        Flow(rate, prompt, output - 1)
-        for rate, (prompt, output) in zip(settings.rates, settings.lengths, strict=False)
-    ]
 
 
 def _check_strict(settings: AdmissionSettings) -> None:

@@ -209,21 +209,6 @@ class Validity:
         missed = [condition for condition in self.conditions if not condition.holds]
         return [condition for condition in missed if not condition.edge] or missed
 
-    @property
-    def on_edge(self) -> bool:
-        """Queues grow without bound, though slowly; no condition is violated."""
-        return bool(self.missed) and all(condition.edge for condition in self.missed)
-
-    def __str__(self) -> str:
-        verdict = "on the edge, where queues have no bound" if self.on_edge else "not valid"
-        missed = "; ".join(map(str, self.missed))
-        nearest = (
-            "no greater ones are valid: the engine cannot sustain these rates"
-            if self.nearest is None
-            else f"the nearest that are valid: {list(self.nearest)}"
-        )
-        return f"thresholds {list(self.thresholds)} are {verdict}: {missed}; {nearest}"
-
 
 def wait_validity(thresholds: Sequence[int], flows: Sequence[Flow], cost: StepTime) -> Validity:
     """Evaluate (11), for as many thresholds as types."""

@@ -75,101 +75,11 @@ def test_wrong_settings_are_refused_with_the_nearest_right_ones(
         read_admission(given)
 
 
-# Example 2 of arXiv 2504.11320 and a longer type: 4 and 1 requests a second, steps of 1 s and more.
-WAIT: dict[str, Any] = {
-    "policy": "wait",
-    "rates": [4, 1],
-    "lengths": [[1, 2], [2, 4]],
-    "step_time": [1, 0.01],
-}
-# Section 6.1's four segments, and their rates in the ratios in which it has them.
-NESTED: dict[str, Any] = {
-    "policy": "nested_wait",
-    "segments": [21, 41, 81],
-    "rates": [20, 40, 80, 160],
-}
-STEP: dict[str, Any] = {
-    "lengths": [[10, 21], [10, 41], [10, 81], [10, 161]],
-    "step_time": [0.04, 1e-8],
-}
+NESTED: dict[str, Any] = {"policy": "nested_wait", "segments": [21, 41], "rates": [20, 40, 80]}
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        pytest.param(
-            WAIT | {"thresholds": [4, 1]},
-            r"thresholds \[4, 1\] are not valid: \(11\) step of full batch < n_1 / lambda_1: "
-            r"1.26 against 1; .* n_2 / lambda_2: 1.26 against 1; .*: \[6, 2\]",
-            id="wait",
-        ),
-        pytest.param(
-            WAIT | {"thresholds": [5]}, r"\(11\) .* n_1 / .*: \[8, 5\]$", id="the last for all"
-        ),
-        pytest.param(
-            WAIT | {"thresholds": [9, 3], "rates": [40, 10], "step_time": [1, 0.01]},
-            "no greater ones are valid: the engine cannot sustain these rates",
-            id="unstable",
-        ),
-        pytest.param(
-            NESTED | {"thresholds": [15, 13, 13, 9]},
-            r"not valid: \(12\) p_1 < n_2 / n_1: 0.933333 against 0.866667; .*: \[15, 15, 13, 9\]",
-            id="nested_wait",
-        ),
-        pytest.param(
-            NESTED | STEP | {"thresholds": [11, 11, 10, 7]},
-            r"not valid: \(12\) step of full batch < n_1 / lambda: 0.0411481 against 0.0366667; "
-            r"the nearest that are valid: \[13, 13, 12, 9\]",
-            id="nested_wait, n_1",
-        ),
-    ],
-)
-def test_thresholds_that_are_not_valid_are_refused_with_the_nearest(
-    given: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(AdmissionError, match=message):
-        read_admission(given)
-
-
-@pytest.mark.parametrize(
-    ("given", "nearest"),
-    [
-        pytest.param(
-            {"policy": "wait", "rates": [4], "lengths": [[1, 2]], "step_time": [1, 0]}
-            | {"thresholds": [4]},
-            [5],
-            id="Example 2",
-        ),
-        pytest.param(NESTED | {"thresholds": [15, 14, 12, 8]}, [15, 15, 13, 9], id="section 6.1"),
-        pytest.param(
-            {
-                "policy": "nested_wait",
-                "segments": list(range(51, 452, 50)),
-                "rates": [23, 11, 8, 7, 6, 4, 3, 2, 1, 1],
-                "thresholds": [66, 43, 32, 24, 17, 11, 7, 4, 2, 1],
-            },
-            [66, 44, 33, 25, 18, 12, 8, 5, 3, 2],
-            id="section 6.2",
-        ),
-    ],
-)
-def test_thresholds_on_the_edge_warn_and_the_nearest_do_not(
-    given: dict[str, Any], nearest: list[int]
-) -> None:
-    listed = ", ".join(map(str, nearest))
-    with pytest.warns(UserWarning, match=rf"on the edge, .*valid: \[{listed}\]$"):
-        read_admission(given)
-
-    assert read_admission(given | {"thresholds": nearest}).thresholds == tuple(nearest)
-
-
-def test_valid_thresholds_are_taken() -> None:
-    assert read_admission(WAIT | {"thresholds": [6, 2]}).lengths == ((1, 2), (2, 4))
-    assert read_admission(WAIT | {"thresholds": [6, 2], "segments": [3]}).rates == (4, 1)
-    assert read_admission(
-        WAIT | {"thresholds": [9, 9], "segments": [1], "lengths": [[1, 1], [1, 2]]}
-    )
-    assert read_admission(NESTED | STEP | {"thresholds": [13, 13, 12, 9]}).thresholds
+def test_the_shares_of_segments_are_taken() -> None:
+    assert read_admission(NESTED).rates == (20, 40, 80)
 
 
 @pytest.mark.parametrize(
@@ -180,23 +90,6 @@ def test_valid_thresholds_are_taken() -> None:
         (NESTED | {"rates": [1, True]}, "rates must be numbers .*, got True"),
         (NESTED | {"segments": []}, "give segments, and a rate for each"),
         (NESTED | {"rates": [1, 2]}, "give segments, and a rate for each"),
-        (WAIT | {"segments": [3], "rates": [1, 2, 3]}, "give segments, and a rate for each"),
-        (WAIT, "rates, lengths and step_time check thresholds: give all of these, or none"),
-        (NESTED | STEP, "lengths and step_time check thresholds: give all of these, or none"),
-        (WAIT | {"thresholds": [9], "lengths": []}, "give all of these"),
-        (WAIT | {"thresholds": [9], "lengths": [[1, 2]]}, "1 lengths for 2 rates"),
-        (WAIT | {"thresholds": [9, 9, 9]}, r"3 thresholds for 2 rates: the nearest is \[9, 9\]"),
-        (WAIT | {"lengths": 5}, r"lengths must be a list of \[prompt, output\]"),
-        (WAIT | {"lengths": [[1, 0]]}, "whole numbers from 1 to 1000000"),
-        (WAIT | {"lengths": [[1]]}, "lengths must be"),
-        (WAIT | {"lengths": [5]}, "lengths must be"),
-        (WAIT | {"step_time": [0, 1]}, r"step_time must be \[d0, d1\]"),
-        (WAIT | {"step_time": [1]}, r"step_time must be \[d0, d1\]"),
-        (WAIT | {"step_time": [1, -1]}, "step_time must be numbers from 0 to"),
-        (
-            NESTED | STEP | {"segments": [21, 30, 81], "thresholds": [9] * 4},
-            "41 output tokens are not above 21 and up to 30",
-        ),
         ({"policy": "nested_wait", "delta": 2}, "delta 2 is not from 1e-06 to 0.9: the nearest"),
     ],
 )
