@@ -93,6 +93,29 @@ async def test_lower_priority_numbers_go_first_then_earlier_arrivals() -> None:
     assert order == [3, 1, 2, 4]
 
 
+async def test_urgent_requests_without_end_leave_others_one_entry_in_eleven() -> None:
+    rig = Rig({"a": 1}, starvation_s=5.0)
+    running_now, _ = rig.submit(0)
+    await settle()
+    others = [rig.submit(number, priority=1) for number in (1, 2)]
+    urgent = [rig.submit(3)]
+    turns = []
+    for second in range(1, 40):
+        rig.now_s += 1
+        urgent.append(rig.submit(3 + second))
+        rig.dispatcher.end(running_now, Outcome.COMPLETED)
+        await settle()
+        line = others if others and others[0][1].done() else urgent
+        running_now, waiter = line.pop(0)
+        assert waiter.done()
+        if line is others:
+            turns.append(second)
+
+    assert len(turns) == 2
+    assert turns[0] <= 2 * 11
+    assert turns[1] - turns[0] == 11
+
+
 async def test_a_request_that_comes_back_keeps_its_place() -> None:
     rig = Rig({"a": 1})
     first, _ = rig.submit(0)
