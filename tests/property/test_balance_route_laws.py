@@ -104,16 +104,15 @@ def test_the_peak_of_f(work: list[list[int]]) -> None:
     waiting=st.lists(st.tuples(st.integers(0, 900), st.sampled_from([1, 1, 1, 2, 5])), max_size=14),
     rows=st.lists(st.tuples(st.integers(0, 5000), st.integers(-2, 6)), min_size=1, max_size=5),
     fall=st.lists(st.floats(0, 1), min_size=5, max_size=5),
-    exact=st.booleans(),
 )
 @settings(deadline=None)
 def test_rounds_agree_with_an_outlook(
-    waiting: list[tuple[int, int]], rows: list[tuple[int, int]], fall: list[float], exact: bool
+    waiting: list[tuple[int, int]], rows: list[tuple[int, int]], fall: list[float]
 ) -> None:
     workers = views(*zip(*rows, strict=True))
     loads = np.array([load for load, _ in rows], dtype=np.float64)
     steps = np.stack([loads, loads * fall[: len(rows)], loads * fall[-len(rows) :]], axis=1)
     seen = Outlook(steps, WorkProfile(), discount=0.8, tie_weight=0.1)
     pool = [request(i, size, slots=slots) for i, (size, slots) in enumerate(waiting)]
-    assignment.assign(BalanceRoute(exact=exact), [pool[:7], pool[7:]], workers, Known(seen))
+    assignment.assign(BalanceRoute(), [pool[:7], pool[7:]], workers, Known(seen))
     assert seen.work.tolist() == steps.tolist(), "the outlook is the caller's"

@@ -45,16 +45,12 @@ class BalanceRoute(Policy):
         alpha: gain per admitted token.
         beta: loss per token above a margin; above alpha.
         discount: d, weight of a look-ahead step relative to the one before.
-        exact: true for the subset of highest F instead of the release's.
     """
 
-    def __init__(
-        self, alpha: float = 1.0, beta: float = 43.0, discount: float = 0.86, exact: bool = False
-    ) -> None:
+    def __init__(self, alpha: float = 1.0, beta: float = 43.0, discount: float = 0.86) -> None:
         self._alpha = alpha
         self._beta = beta
         self._discount = discount
-        self._exact = exact
 
     def assign(
         self,
@@ -77,7 +73,7 @@ class BalanceRoute(Policy):
         _place_wide(room, loads, waiting, sizes)
         narrow = [index for index, request in enumerate(waiting) if request.slots == 1]
         requests = [waiting[index] for index in narrow]
-        filling = _Filling(loads, room, requests, [sizes[i] for i in narrow], self._exact)
+        filling = _Filling(loads, room, requests, [sizes[i] for i in narrow])
         for worker, candidates in filling.choices():
             for candidate in candidates:
                 room.place(worker, requests[candidate])
@@ -144,14 +140,12 @@ class _Filling:
         room: Room,
         requests: Sequence[Request],
         sizes: Sequence[int],
-        exact: bool,
     ) -> None:
         self._loads = loads
         self._room = room
         self._requests = requests
         self._free = [max(0, slots) for slots in room.capacity]
         self._shelf = Shelf(sizes)
-        self._exact = exact
         self._needs: Sequence[Ints] = ()
 
     def choices(self) -> Iterator[tuple[int, list[int]]]:
@@ -191,16 +185,16 @@ class _Filling:
         if not all(self._room.fits(worker, self._requests[one]) for one in found):
             self._needs = self._needs or self._room.needs(self._requests)
             found = self._shelf.nearest_of(self._room.fit_on(worker, self._needs), peak)
-        return self._best(margins, [[candidate] for candidate in found])
+        key = lambda one: self._loads.value(margins, self._shelf.total([one]))  # noqa: E731
+        return [max(found, key=key)] if found else []
 
     def _subset(self, worker: int) -> list[int]:
         margins = self._loads.margins(worker)
-        limit = self._loads.peak(margins) if self._exact else float(margins.min())
+        limit = float(margins.min())
         best: list[int] = []
         highest = 0.0
         for count in range(min(self._free[worker], len(self._shelf)), 0, -1):
-            found = self._shelf.subsets(count, limit)
-            chosen = self._best(margins, found) if self._exact else found[0]
+            chosen = self._shelf.subsets(count, limit)[0]
             total = self._shelf.total(chosen)
             value = self._loads.value(margins, total)
             if value > highest:
@@ -210,7 +204,3 @@ class _Filling:
         if best and self._room.takes(worker, [self._requests[one] for one in best]):
             return best
         return self._single(worker)
-
-    def _best(self, margins: Floats, found: Sequence[list[int]]) -> list[int]:
-        key = lambda one: self._loads.value(margins, self._shelf.total(one))  # noqa: E731
-        return max(found, key=key, default=[])
