@@ -49,7 +49,7 @@ def choice(pool: int, seeds: int) -> dict[str, float]:
     world = replace(WORLD, pool=pool, steps=steps, warmup=warmup)
     # Little's law: as many wait as enter in the mean wait.
     served = simulate(replace(world, policy="fcfs"))
-    bound = max(LEAST_BOUND, round(2 * pool * steps / served.completed))
+    bound = max(LEAST_BOUND, round(2 * pool * (steps - warmup) / served.completed))
     found, waits = [], []
     for seed in range(seeds):
         free, bounded = (
