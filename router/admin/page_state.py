@@ -61,7 +61,7 @@ class Status:
             "lockstep": group.lockstep,
             "barrier": group.barrier,
             "emulated": any(map(self._emulated, group.workers)),
-            "pool_requests": len(decider.pool) if decider else None,
+            "pool_requests": decider.waiting if decider else None,
             "sums": _sums(group, decider),
             "rule": _rule(group, decider, footing.policy),
             "facts": facts(group, prefills, decider, powered, footing),

@@ -112,7 +112,7 @@ def _describe_group(group: Group, context: AppContext) -> dict[str, Any]:
     return {
         "lockstep": group.lockstep,
         "prompts": prompts,
-        "pool_requests": len(context.dispatcher.deciders[group.name].pool),
+        "pool_requests": context.dispatcher.deciders[group.name].waiting,
         "workers": [
             _describe_worker(status_of(worker, now_s), context.problem(worker.spec.id))
             for worker in group.workers.values()

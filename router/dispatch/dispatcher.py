@@ -87,7 +87,7 @@ class Dispatcher:
     def under_way(self) -> tuple[int, int]:
         groups = self.cluster.groups.values()
         sent = sum(worker.in_flight for group in groups for worker in group.workers.values())
-        return sum(len(decider.pool) for decider in self._deciders.values()), sent
+        return sum(decider.waiting for decider in self._deciders.values()), sent
 
     # Settings.
 
@@ -135,24 +135,24 @@ class Dispatcher:
         return queue.submit(request)
 
     def give_back(self, request: Request, *failed_by: str) -> Again:
-        self.queues[request.group].stats.returned += 1
+        self._queue(request).stats.returned += 1
         return self._again(request, request.again(*failed_by))
 
     def may_ask_elsewhere(self, group: str, asked: Set[str]) -> bool:
         queue = self.queues[group]
-        return bool(queue.group.askable - asked) and queue.may_retry()
+        return bool(queue.decider.askable - asked) and queue.may_retry()
 
     def began(
         self, request: Request, worker_id: str, now_s: float, *, good: bool = True
     ) -> TokenStats:
-        queue = self.queues[request.group]
+        queue = self._queue_of.get(worker_id) or self._queue(request)
         queue.began(request, now_s)
         self.cluster.apply(ev.Began(request.id, worker_id, now_s, good))
         return queue.stats.tokens
 
     def end(self, request: Request, outcome: Outcome) -> None:
         if self.cluster.phase(request.id) is not Phase.ENDED:
-            self.queues[request.group].end(request, outcome)
+            self._queue(request).end(request, outcome)
 
     def judged(self, request: Request, verdict: Verdict) -> None:
         if (queue := self.queues.get(request.group)) is not None:
@@ -234,11 +234,16 @@ class Dispatcher:
         return queue
 
     def _again(self, request: Request, again: Request) -> Again:
-        queue, now = self.queues[request.group], self._clock()
+        queue, now = self._queue(request), self._clock()
         queue.sent_s.pop(request.id, None)
         self.cluster.apply(ev.Returned(request.id, again, now))
         queue.wake()
         return again, self.queues[again.group].wait(again, now)
+
+    def _queue(self, request: Request) -> GroupQueue:
+        """Of the group where it is."""
+        group = self.cluster.at(request)
+        return self.queues[request.group if group is None else group.name]
 
     # Events.
 
@@ -304,6 +309,13 @@ class Dispatcher:
     def amend(self, spec: WorkerSpec) -> None:
         self.cluster.amend(spec)
         self._note_change(self._queue_of[spec.id])
+
+    def share(self, groups: Collection[str]) -> None:
+        """Requests for any of these groups may go to each of them from now on."""
+        first, *others = [self.queues[name] for name in groups]
+        for queue in others:
+            if queue not in first.joined:
+                first.join(queue.joined[0])
 
     def set_lockstep(self, names: Collection[str]) -> None:
         self.cluster.set_lockstep(names)

@@ -100,7 +100,11 @@ class Waiting:
 
 
 class GroupQueue:
-    """The queue of a group whose workers answer requests; all runs on one event loop."""
+    """The queue of a group whose workers answer requests; all runs on one event loop.
+
+    Queues of groups that serve the same models are ``joined``: what waits is common to them, and
+    each group decides on it in rounds of its own.
+    """
 
     lacking: ClassVar[str] = "slot became free"  # what an expired request did not get
 
@@ -113,6 +117,7 @@ class GroupQueue:
         settings = shared.settings
         self.budget = RetryBudget(settings.retry_budget, settings.retry_min_per_s)
         self.waiters: dict[str, Waiting] = {}
+        self.joined: list[GroupQueue] = [self]
         self.prefills: PrefillQueue | None = None  # queue of the group's prefill stage
         # Since when no worker serves the group; None while one does, or is paused.
         self.deserted_s: float | None = shared.clock()
@@ -142,6 +147,19 @@ class GroupQueue:
         self.prompts = GroupBudget(self.group, budget)
         self.decider.follow()
 
+    def join(self, other: GroupQueue) -> None:
+        """What waits for another group of the same models waits here from now on."""
+        for request in list(other.pool):
+            self.pool.add(request)
+        self.waiters |= other.waiters
+        self.group.line.merge(other.group.line)
+        self.joined += other.joined
+        partners = [queue.decider for queue in self.joined]
+        for queue in self.joined:
+            queue.pool, queue.waiters, queue.joined = self.pool, self.waiters, self.joined
+            queue.decider.pool, queue.decider.partners = self.pool, partners
+            queue.schedule(hurry=True)
+
     # Requests.
 
     def submit(self, request: Request) -> Waiter:
@@ -161,7 +179,8 @@ class GroupQueue:
         self.pool.add(request)
         worker: Waiter = asyncio.get_running_loop().create_future()
         self.waiters[request.id] = Waiting(worker, since_s)
-        self.schedule(hurry=True)
+        for queue in self.joined:
+            queue.schedule(hurry=True)
         return worker
 
     def send(self, request: Request, worker_id: str) -> Waiter:
@@ -200,10 +219,15 @@ class GroupQueue:
         """TargetError: its first token cannot come in time, by the learned costs."""
         if newcomer.targets is None or (wanted_s := newcomer.targets.ttft_s) is None:
             return
-        ahead = self.pool.ahead_of(newcomer)
-        expected = expected_s(newcomer, self.group, self.decider.dispatch, *ahead)
-        if expected is None:
+        slots, tokens = self.pool.ahead_of(newcomer)
+        every, parts = [], len(self.joined)  # groups take about as many each
+        for queue in self.joined:
+            known = newcomer, queue.group, queue.decider.dispatch
+            every.append(expected_s(*known, slots // parts, tokens[::parts]))
+        soonest = [seconds for seconds in every if seconds is not None]
+        if len(soonest) < parts:
             return
+        expected = min(soonest)
         expected += self._shared.clock() - newcomer.arrival_s
         if expected > SURELY_LATE * wanted_s:
             said = f"the first token would come in about {expected:.1f} s, and the target is "
@@ -294,19 +318,18 @@ class GroupQueue:
 
     @property
     def dissolvable(self) -> bool:
-        if self.group.workers or self.deserted_s is None:
+        if self.group.workers or self.deserted_s is None or len(self.joined) > 1:
             return False
         return self._shared.clock() - self.deserted_s >= DISSOLVED_S
 
     def deserted(self) -> GroupQueue | None:
         """A queue that requests here need, without workers for ``_GRACE_S`` seconds."""
-        since_s = self.deserted_s
-        if since_s is None or self._shared.clock() - since_s < _GRACE_S:
-            return None
-        return self
+        grace_s = self._shared.clock() - _GRACE_S
+        every = [queue.deserted_s for queue in self.joined]
+        return None if any(since_s is None or since_s > grace_s for since_s in every) else self
 
     def desertion(self) -> NoWorkerError:
-        workers = self.group.workers.items()
+        workers = [pair for queue in self.joined for pair in queue.group.workers.items()]
         states = ", ".join(f"{i}: {w.down_reason or 'draining'}" for i, w in workers)
         return NoWorkerError(
             f"no worker of group {self.group.name!r} is up ({states or 'all have been removed'})"

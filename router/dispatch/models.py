@@ -23,9 +23,10 @@ _NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 
 
 class Route(NamedTuple):
-    """Where requests for a model go; ``lacks``: workers of the group that do not serve it.
+    """Where requests for a model go: to a group, and to all that share its models.
 
-    ``prefills``: group that computes its prompts.
+    ``lacks``: workers of these that do not serve the model. ``prefills``: group that computes its
+    prompts.
     """
 
     model: str | None
@@ -63,7 +64,10 @@ class ModelTable:
         self.limits = limits
         self.tokenizers = tokenizers
         self.asks = asks
-        # Workers of a model's group that lack it, by model.
+        # Called with groups that serve a model together.
+        self.on_shared: Callable[[Sequence[str]], None] = lambda _: None
+        self._together: dict[str, tuple[str, ...]] = {}
+        # Workers of a model's groups that lack it, by model.
         self.absent: Mapping[str, frozenset[str]] = {}
         self.adapters: frozenset[str] = frozenset()  # names of LoRA adapters
         self._cluster = cluster
@@ -137,21 +141,55 @@ class ModelTable:
         self._cards = {model: serving[model][group] for model, group in self._group_of.items()}
         # Engines name the model that an adapter extends.
         self.adapters = frozenset(m for m, card in self._cards.items() if card.get("parent"))
+        for by in serving.values():
+            self._join([group for group in by if self._cluster.prefill_group(group) is None])
         lacking = {
             model: frozenset(
                 worker_id
                 for worker_id, (at, cards) in self._said.items()
-                if at == group and model not in cards
+                if at in self.together(group) and model not in cards
             )
             for model, group in self._group_of.items()
         }
         self.absent = {model: workers for model, workers in lacking.items() if workers}
 
+    def _join(self, groups: Sequence[str]) -> None:
+        """Groups that have once served a model together stay joined."""
+        every = tuple(dict.fromkeys(each for group in groups for each in self.together(group)))
+        if len(every) > 1 and self._together.get(every[0]) != every:
+            self._together |= dict.fromkeys(every, every)
+            self.on_shared(every)
+
+    def together(self, group: str) -> tuple[str, ...]:
+        """All groups that share its models, itself included."""
+        return self._together.get(group, (group,))
+
+    def askable(self, group: str) -> Set[str]:
+        """Workers of these groups that take requests."""
+        return set[str]().union(*(each.askable for each in self._groups(group)))
+
+    def most_slots(self, group: str) -> int | None:
+        """Slots of the largest engine; None unless all report theirs."""
+        most = [each.most_slots for each in self._groups(group)]
+        return None if None in most else max(filter(None, most), default=None)
+
+    def ranks(self, group: str) -> dict[str, int]:
+        """Data-parallel rank of each worker."""
+        return {i: rank for each in self._groups(group) for i, rank in ranks_of(each).items()}
+
+    def asks_any(self, group: str) -> bool:
+        """Whether one of these groups asks for the content of requests."""
+        return any(self.asks(each.name) for each in self._groups(group))
+
+    def _groups(self, group: str) -> list[Group]:
+        known = self._cluster.groups
+        return [known[name] for name in self.together(group) if name in known]
+
     def lacking(self, model: str | None) -> frozenset[str]:
         """Workers of its group that do not serve it; errors as from ``check_served``."""
         lacks = self.absent.get(model or "", frozenset())
         if lacks:
-            check_served(model, lacks, self._cluster.groups[self.group(model)].askable)
+            check_served(model, lacks, self.askable(self.group(model)))
         return lacks
 
     def route(self, name: str | None) -> Route:
@@ -163,22 +201,22 @@ class ModelTable:
             group = self._cluster.groups[self.group(model)]
         lacks = self.absent.get(model or "", frozenset())
         if lacks:
-            check_served(model, lacks, group.askable)
-        return Route(model, group.name, lacks, group.most_slots, self.prefills(group.name, lacks))
+            check_served(model, lacks, self.askable(group.name))
+        most_slots = self.most_slots(group.name)
+        return Route(model, group.name, lacks, most_slots, self.prefills(group.name, lacks))
 
     def cached_as(self, name: str | None) -> CachedModel | None:
         """None: its group does not ask for the content of requests, or no group is known."""
         model = self.resolve(name)
         group = self._group_of.get(model) if model is not None else self._only()
         # Its workers may all have left.
-        if group not in self._cluster.groups or not self.asks(group):
+        if group not in self._cluster.groups or not self.asks_any(group):
             return None
         return cached(model, self.adapters, self.tokenizers)
 
     def all_but(self, group: str, rank: int, lacks: frozenset[str]) -> frozenset[str]:
         """Workers that must not serve a request for one rank; errors as from ``other_ranks``."""
-        workers = self._cluster.groups[group]
-        return other_ranks(ranks_of(workers), rank, lacks, workers.askable)
+        return other_ranks(self.ranks(group), rank, lacks, self.askable(group))
 
     def resolve(self, name: str | None) -> str | None:
         return name if name is None else self._aliases.get(name, name)

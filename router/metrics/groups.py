@@ -69,8 +69,9 @@ DECIDER_ROWS: Sequence[Row[Decider]] = (
     ),
     Row(
         "evenstep_pool_requests",
-        "Requests that wait in the router for a free slot.",
-        lambda decider: len(decider.pool),
+        "Requests that wait in the router for a free slot; for several groups of one model, at the "
+        "first of them.",
+        lambda decider: decider.waiting,
     ),
     Row(
         "evenstep_pool_limit_requests",

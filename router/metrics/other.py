@@ -111,7 +111,8 @@ def key_readings(
     waiting: Counter[str] = Counter()
     slots: Counter[str] = Counter()
     for decider in deciders.values():
-        for sums, by_tenant in ((waiting, decider.pool.requests_of), (slots, decider.group.held)):
+        requests_of = decider.pool.requests_of if decider.waiting else {}
+        for sums, by_tenant in ((waiting, requests_of), (slots, decider.group.held)):
             for tenant, number in by_tenant.items():
                 sums[limits.label(tenant)] += number
     for name, counts in limits.counts.items():

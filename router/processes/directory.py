@@ -13,7 +13,7 @@ from router.proxy.context import RelaySettings
 
 
 class GroupCard(msgspec.Struct, frozen=True):
-    """A group that answers requests."""
+    """A group that answers requests, and what those that share its models have."""
 
     bytes_per_token: float  # of prompt text
     prefills: str | None  # group that computes its prompts

@@ -1,7 +1,6 @@
 from dataclasses import replace
 from math import ceil
 
-from router.dispatch.models import ranks_of
 from router.processes.directory import Access, Directory, GroupCard, Patience, Serving
 from router.serve.router import Router
 
@@ -31,11 +30,11 @@ class Teller:
                     # Rounded, because it moves a little with every prompt.
                     bytes_per_token=round(group.token_rate.bytes_per_token, 2),
                     prefills=models.prefills(group.name, frozenset()),
-                    askable=frozenset(group.askable),
+                    askable=frozenset(models.askable(group.name)),
                     tokens_per_part=round(group.token_rate.tokens_per_part),
-                    most_slots=group.most_slots,
-                    ranks=ranks_of(group),
-                    asks=models.asks(group.name),
+                    most_slots=models.most_slots(group.name),
+                    ranks=models.ranks(group.name),
+                    asks=models.asks_any(group.name),
                 )
                 for group in router.cluster.answering
             },

@@ -215,7 +215,7 @@ class Recorder:
             self._look(now_s)
         time_s = now_s - self._started_s
         workers = self._columns[group.name].workers
-        self._record(lines.step_line(group.name, workers, closed, time_s, group.waiting))
+        self._record(lines.step_line(group.name, workers, closed, time_s, group.line.waiting))
 
     def _look(self, now_s: float) -> None:
         self._look_s = now_s + _LOOK_S

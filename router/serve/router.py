@@ -124,6 +124,7 @@ class Router:
         self.models = ModelTable(
             self.cluster, settings.aliases, limits, self.cluster.asks, settings.tokenizers
         )
+        self.models.on_shared = self.dispatcher.share
         for folder in settings.tokenizers.values():  # before the first request needs it
             tokenizer_of(folder)
         self._connect(settings)

@@ -52,7 +52,7 @@ async def test_those_who_wait_fail_when_the_last_worker_goes_down() -> None:
         with pytest.raises(NoWorkerError, match="a: gone, b: gone too"):
             await soon(waiter)
     assert (rig.waiting, rig.stats.outcomes[Outcome.FAILED]) == (0, 2)
-    assert rig.group.waiting == 0
+    assert rig.group.line.waiting == 0
 
 
 async def test_a_request_that_comes_back_to_no_worker_fails() -> None:

@@ -330,7 +330,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_request_is_where_the_model_has_it(self) -> None:
-        assert self.cluster.groups["default"].waiting == len(self.pool)
+        assert self.cluster.groups["default"].line.waiting == len(self.pool)
         for worker in self.there:
             mine = [sent for sent in self.alive if sent.worker == worker]
             assert self.cluster.worker(worker).in_flight == len(mine)

@@ -193,8 +193,8 @@ class Story:
         )
         groups = self.cluster.groups
         waiting = {name: len(decider.pool) for name, decider in self.port.deciders.items()}
-        assert waiting[STAGE] + refused == groups[STAGE].waiting == phases.count(Phase.ARRIVED)
-        assert waiting["default"] == groups["default"].waiting == phases.count(Phase.READY)
+        assert waiting[STAGE] + refused == groups[STAGE].line.waiting == phases.count(Phase.ARRIVED)
+        assert waiting["default"] == groups["default"].line.waiting == phases.count(Phase.READY)
         for name, phase in ((STAGE, Phase.PREFILLING), ("default", Phase.DECODING)):
             in_flight = sum(worker.in_flight for worker in groups[name].workers.values())
             assert phases.count(phase) == in_flight
@@ -234,7 +234,7 @@ class Story:
         self.now_s += KEPT_S
         self.port.tick()
         for group in self.cluster.groups.values():
-            assert group.waiting == 0
+            assert group.line.waiting == 0
             for worker in group.workers.values():
                 assert (worker.in_flight, worker.load_tokens) == (0, 0)
                 if isinstance(worker, PrefillWorker):

@@ -58,7 +58,7 @@ class Rig:
     @property
     def waiting(self) -> int:
         size = len(self.dispatcher.deciders["default"].pool)
-        assert size == self.group.waiting, "pool and cluster count differently"
+        assert size == self.group.line.waiting, "pool and cluster count differently"
         return size
 
     @property

@@ -37,6 +37,8 @@ PARAMETERS = tuple(each.name for each in fields(Parameters))
 class SimulatedWorkers:
     """Simulated engines as rounds see them (``decider.Workers``); all of them are always up."""
 
+    name = GROUP
+
     def __init__(
         self, config: DecodeConfig, engines: Engines, clock: Callable[[], float] | None
     ) -> None:

@@ -50,6 +50,10 @@ class Tier(Sequence[Request]):
             lacks=lacks,
         )
 
+    def of_those(self, ids: Set[str]) -> Tier:
+        """Only these requests, as far as they are in the tier."""
+        return Tier.of([each for each in self.requests if each.id in ids], self.avoid, self.lacks)
+
     def parts(self, late_since: float = -math.inf) -> Iterator[Tier]:
         """Subtiers by eligible workers.
 

@@ -15,6 +15,7 @@ from router.core.queue.pool import Pool
 from router.core.queue.tier import Tier
 from router.core.rounds import assignment
 from router.core.rounds.affinity import Affinity
+from router.core.rounds.barriers import Barrier, allot
 from router.core.rounds.overcommit import Overcommit
 from router.core.rounds.prompt_waves import PromptWaves, delay_s
 from router.core.rounds.reservations import Reservations
@@ -33,6 +34,9 @@ class Workers(Protocol):
     """
 
     departures: list[Departure]
+
+    @property
+    def name(self) -> str: ...
 
     @property
     def held(self) -> Mapping[str, int]: ...
@@ -131,6 +135,8 @@ class RoundDecider(Generic[W]):
     """Assigns a group's waiting requests, round by round.
 
     Attributes:
+        partners: deciders of all groups that serve the same requests, this one included. They have
+            one pool.
         fallback: assigns where the policy raises an exception.
         solved: the policy's last program; None if it solved nothing.
         on_policy_error: callback for that exception.
@@ -150,6 +156,10 @@ class RoundDecider(Generic[W]):
     stats: GroupStats = field(default_factory=GroupStats)
     solved: Decision | None = None
     on_policy_error: Callable[[Exception], None] = lambda _: None
+    partners: "Sequence[RoundDecider[W]]" = ()
+
+    def __post_init__(self) -> None:
+        self.partners = self.partners or (self,)
 
     def follow(self) -> None:
         """Forecast by the group's step time as it is now, whatever it was before."""
@@ -211,21 +221,30 @@ class RoundDecider(Generic[W]):
         return assignments
 
     def _collect(self, now: float) -> RoundInput | None:
-        # What queues in an engine begins alone.
-        overcommit = 0 if self._shared_cost else self.overcommit.requests
-        views = self.group.views(self.dispatch, overcommit)
+        views = self._views
         capacity = sum([view.capacity for view in views])
         if not capacity:
             return None
+        crowded, allotted = len(self.pool) > capacity, None
+        if len(self.partners) > 1:
+            barriers = {each.group.name: each.barrier for each in self.partners}
+            crowded = len(self.pool) > sum([one.capacity for one in barriers.values()])
+            # With a choice for each group's slots, each chooses in its turn.
+            if not crowded and not (allotted := allot(self.pool, barriers)[self.group.name]):
+                return None
         gap_tokens = assignment.gap_tokens(views)
         turns: Sequence[Offer] = ()
         if len(self.pool.slots_of) > 1:
             turns = self.fair.turns(self.group.held, self.pool.slots_of, capacity)
-        crowded, hits = len(self.pool) > capacity, self.group.hits
+        hits = self.group.hits
         slots_first = crowded and (hits is None or self.affinity.little)
         aged = not slots_first and self._plans_prompts
         choice = max(_CANDIDATES, _CANDIDATES_EACH * len(views), 2 * capacity)
+        if allotted is not None:
+            choice = len(self.pool)
         tiers = self.pool.tiers(now, capacity, gap_tokens, turns, aged=aged, choice=choice)
+        if allotted is not None:
+            tiers = [part for tier in tiers if (part := tier.of_those(allotted))]
         return RoundInput(
             now,
             views,
@@ -237,8 +256,31 @@ class RoundDecider(Generic[W]):
             now - self.pool.bound,
             aged,
             # Requests that a worker has failed come first.
-            self.group.askable if tiers[0].avoid else frozenset(),
+            self.askable if tiers[0].avoid else frozenset(),
             hits,
+        )
+
+    @property
+    def waiting(self) -> int:
+        """Requests in its pool; a common pool counts at the first of its groups."""
+        return len(self.pool) if self.partners[0] is self else 0
+
+    @property
+    def askable(self) -> Set[str]:
+        """Ids of workers that accept the pool's requests, if not at this moment."""
+        return set[str]().union(*(each.group.askable for each in self.partners))
+
+    @property
+    def _views(self) -> Sequence[WorkerView]:
+        # What queues in an engine begins alone.
+        overcommit = 0 if self._shared_cost else self.overcommit.requests
+        return self.group.views(self.dispatch, overcommit)
+
+    @property
+    def barrier(self) -> Barrier:
+        group = self.group
+        return Barrier.of(
+            self._views, group.step_time, group.hits, together=group.barrier is not False
         )
 
     def _assign(self, given: RoundInput) -> Sequence[Assignment]:

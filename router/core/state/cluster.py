@@ -5,7 +5,7 @@ snapshot shows yet (``Worker``).
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -81,6 +81,11 @@ class Cluster:
     def group_of(self, worker_id: str) -> Group:
         return self._group_of[worker_id]
 
+    def at(self, request: Request) -> Group | None:
+        """Where it is: its group, or another one that serves the same requests."""
+        tracked = self._requests.get(request.id)
+        return self.groups.get(request.group if tracked is None else tracked.request.group)
+
     def phase(self, request_id: str) -> Phase:
         tracked = self._requests.get(request_id)
         if tracked is None:
@@ -139,7 +144,7 @@ class Cluster:
         """Delete a decode group with its prefill group, if no worker is left and none waits."""
         group = self.groups[name]
         both = [one for one in (group, group.prefills) if one is not None]
-        if group.serves is not None or any(one.workers or one.waiting for one in both):
+        if group.serves is not None or any(one.workers or one.line.waiting for one in both):
             return False
         for one in both:
             del self.groups[one.name]
@@ -209,7 +214,7 @@ class Cluster:
         group = self.groups[tracked.request.group]
         match event:
             case ev.Dispatched():
-                self._dispatch(group, tracked, event)
+                self._dispatch(tracked, event)
             case ev.Began():
                 self._begin(group, tracked, event)
             case ev.Progressed():
@@ -224,7 +229,10 @@ class Cluster:
             case _:
                 self._end_stage(group, tracked, event)
 
-    def _dispatch(self, group: Group, tracked: _Tracked, event: ev.Dispatched) -> None:
+    def _dispatch(self, tracked: _Tracked, event: ev.Dispatched) -> None:
+        group = self._group_of[event.worker_id]
+        if group.name != tracked.request.group:  # one of those that serve the same requests
+            tracked.request = replace(tracked.request, group=group.name)
         tracked.worker = group.workers[event.worker_id]
         group.enter(tracked.worker, tracked.request, event.time_s)
         if tracked.keeper is not None:  # the worker receives its address
@@ -268,7 +276,7 @@ class Cluster:
 
     def _wait(self, request: Request, keeper: PrefillWorker | None = None) -> None:
         self._requests[request.id] = _Tracked(request, keeper=keeper)
-        self.groups[request.group].waiting += 1
+        self.groups[request.group].line.waiting += 1
 
     def _leave(
         self,

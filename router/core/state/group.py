@@ -33,6 +33,20 @@ from router.core.step_time import StepBudget, StepTime
 from router.core.types import PAUSED, Dispatch, Hits, PoolState, Request, WorkerSpec, WorkerView
 
 
+class Line:
+    """The waiting requests of groups that serve the same ones: their number."""
+
+    def __init__(self, group: Group) -> None:
+        self.groups, self.waiting = [group], 0
+
+    def merge(self, other: Line) -> None:
+        """The groups of another line wait in this one."""
+        self.waiting += other.waiting
+        self.groups += other.groups
+        for group in other.groups:
+            group.line = self
+
+
 class Group:
     """A barrier domain, or the prefill workers of one, which step independently."""
 
@@ -59,7 +73,7 @@ class Group:
         if serves is not None:
             serves.prefills = self
         self.workers: dict[str, Worker] = {}
-        self.waiting = 0
+        self.line = Line(self)
         self.held: Counter[str] = Counter()  # slots in use, by tenant
         self.departures: list[Departure] = []  # requests that stopped running; the reader clears it
         self.token_rate: TokenRate = TokenRate() if serves is None else serves.token_rate
@@ -329,7 +343,7 @@ class Group:
         if self.serves is not None:
             self._ledger.energy.alone(event.worker_id, snapshot, idle=not feed.resident_tokens)
             return False
-        state = PoolState.WAITING if self.waiting else PoolState.EMPTY
+        state = PoolState.WAITING if self.line.waiting else PoolState.EMPTY
         shares = StepShares(
             feed.step_load_tokens,
             feed.resident_tokens,
@@ -368,7 +382,7 @@ class Group:
 
     def enter(self, worker: Worker, request: Request, now_s: float | None) -> None:
         """Move a waiting request to a worker; ``now_s`` None (as in ``leave``): unknown."""
-        self.waiting -= 1
+        self._withdraw(request, but=self)
         self.held[request.tenant] += request.slots
         hits, cached = self._cached, None
         told = self.prefix_hits is not None or self.prefixes.tells(worker.spec.id)
@@ -380,8 +394,13 @@ class Group:
 
     def withdraw(self, request: Request) -> None:
         """A waiting request goes to no worker."""
-        self.waiting -= 1
-        self.prefixes.forget(request.id)
+        self._withdraw(request)
+
+    def _withdraw(self, request: Request, but: Group | None = None) -> None:
+        self.line.waiting -= 1
+        for group in self.line.groups:
+            if group is not but:
+                group.prefixes.forget(request.id)
 
     def leave(
         self, worker: Worker, request: Request, *, complete: bool, now_s: float | None

@@ -35,7 +35,7 @@ class GroupBudget:
         cost, every = group.step_time, group.every_step
         told = [(each, each.feed) for each in group.live_workers() if each.feed is not None]
         batch = max((feed.running for _, feed in told), default=0)
-        rests_s, firsts, unstarted, context = dict[str, float](), 0, group.waiting, 0.0
+        rests_s, firsts, unstarted, context = dict[str, float](), 0, group.line.waiting, 0.0
         decoding = {each.spec.id for each, feed in told if feed.running > feed.computing}
         for worker, feed in told:
             if cost is not None:

@@ -1,6 +1,6 @@
 """Which group serves which model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import pytest
@@ -34,6 +34,31 @@ def test_a_model_belongs_to_the_first_group_that_serves_it() -> None:
     assert [models.group(name) for name in models.names] == ["two", "one"]
     models.learn("two", cards("qwen"))
     assert [models.group(name) for name in models.names] == ["one", "one"]
+
+
+def test_groups_of_one_model_share_it_once_they_have_said_so() -> None:
+    cluster = Cluster([WorkerSpec(name, "", name) for name in "abcd"])
+    for worker in "abcd":
+        cluster.apply(WorkerUp(worker))
+    models, shared = ModelTable(cluster), list[Sequence[str]]()
+    models.on_shared = shared.append
+    models.learn("a", cards("llama"))
+    assert (models.together("a"), shared) == (("a",), [])
+    models.learn("b", cards("llama", "sql"))
+    models.learn("c", cards("qwen"))
+    assert shared == [("a", "b")]
+    assert models.askable("a") == models.askable("b") == {"a", "b"}
+    assert models.route("llama").lacks == frozenset()
+    assert models.route("sql").group == "b"
+    assert models.route("sql").lacks == {"a"}
+    assert models.route("qwen").lacks == frozenset()
+    assert models.all_but("a", 0, frozenset()) == frozenset(), "each group has a first rank"
+    models.learn("c", cards("qwen", "sql"))
+    assert set(shared[1]) == set("abc")
+    models.learn("b", cards("llama"))
+    assert set(models.together("b")) == set("abc"), "what was joined stays so"
+    assert models.route("sql").lacks == {"a", "b"}
+    assert len(shared) == 2
 
 
 def pair() -> tuple[Cluster, ModelTable]:

@@ -127,15 +127,15 @@ def test_a_request_from_arrival_to_end() -> None:
     group = cluster.groups["default"]
     assert cluster.phase(sent.id) is Phase.ENDED
     cluster.apply(Arrived(sent))
-    assert (cluster.phase(sent.id), group.waiting) == (Phase.READY, 1)
+    assert (cluster.phase(sent.id), group.line.waiting) == (Phase.READY, 1)
     cluster.apply(Dispatched(sent.id, "a"))
-    assert (cluster.phase(sent.id), group.waiting) == (Phase.DECODING, 0)
+    assert (cluster.phase(sent.id), group.line.waiting) == (Phase.DECODING, 0)
     cluster.apply(Returned(sent.id, sent := sent.again()))
-    assert (cluster.phase(sent.id), group.waiting) == (Phase.READY, 1)
+    assert (cluster.phase(sent.id), group.line.waiting) == (Phase.READY, 1)
     cluster.apply(Dispatched(sent.id, "b"))
     assert [figures(cluster.worker(i)) for i in "ab"] == [(0, 0, 0), (100, 1, 1)]
     cluster.apply(Ended(sent.id, Outcome.COMPLETED))
-    assert (cluster.phase(sent.id), group.waiting) == (Phase.ENDED, 0)
+    assert (cluster.phase(sent.id), group.line.waiting) == (Phase.ENDED, 0)
     assert figures(cluster.worker("b")) == (0, 0, 0)
 
 
@@ -155,7 +155,7 @@ def test_a_request_may_end_while_it_waits() -> None:
     cluster, sent = cluster_of(), request(1)
     cluster.apply(Arrived(sent))
     cluster.apply(Ended(sent.id, Outcome.EXPIRED))
-    assert cluster.groups["default"].waiting == 0
+    assert cluster.groups["default"].line.waiting == 0
     assert cluster.phase(sent.id) is Phase.ENDED
 
 
@@ -174,7 +174,7 @@ def test_events_after_the_end_are_ignored(late: Event) -> None:
     cluster.apply(Ended(token(1), Outcome.COMPLETED))
     assert cluster.apply(late) is False
     assert figures(cluster.worker("a")) == (0, 0, 0)
-    assert cluster.groups["default"].waiting == 0
+    assert cluster.groups["default"].line.waiting == 0
 
 
 def test_progress_of_a_request_that_was_returned_is_ignored() -> None:

@@ -101,7 +101,7 @@ def test_phases() -> None:
     ready = finish(made, 1, 50)
     assert made.phase(name(1)) is Phase.ENDED
     assert made.phase(ready) is Phase.READY
-    assert (made.groups[P].waiting, made.groups["default"].waiting) == (0, 1)
+    assert (made.groups[P].line.waiting, made.groups["default"].line.waiting) == (0, 1)
     made.apply(Dispatched(ready, "d"))
     assert made.phase(ready) is Phase.DECODING
     made.apply(Ended(ready, Outcome.COMPLETED))
@@ -279,10 +279,10 @@ def test_a_request_may_go_whole_from_the_queue_or_back_to_it() -> None:
     made = cluster()
     made.apply(Arrived(Request(name(1), P, 50)))
     made.apply(Returned(name(1), Request(name(1, "r1"), "default", 50)))
-    assert (made.groups[P].waiting, made.groups["default"].waiting) == (0, 1)
+    assert (made.groups[P].line.waiting, made.groups["default"].line.waiting) == (0, 1)
     made.apply(Dispatched(name(1, "r1"), "d"))
     made.apply(Returned(name(1, "r1"), Request(name(1, "r2"), P, 50)))
-    assert (made.groups[P].waiting, made.groups["default"].waiting) == (1, 0)
+    assert (made.groups[P].line.waiting, made.groups["default"].line.waiting) == (1, 0)
     assert made.phase(name(1, "r2")) is Phase.ARRIVED
 
 

@@ -1,0 +1,121 @@
+"""Which group a waiting request goes to, where several serve its model.
+
+Each group has a barrier of its own. On a group a request costs the time that it and the requests
+there lose together, in seconds:
+
+    P (1 + n) + (1 + n dT / T) / mu
+
+P computes the prompt tokens that it lacks and those that are pending, n requests wait at the same
+barrier, a step takes T and dT more with the request, and a request lasts 1 / mu. While a group has
+not learned its cost, the group goes first that has the fewest requests for its slots and its rate.
+A request does not wait for a group that is full while another has a slot. The rule is our own.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from router.core.step_time import StepTime
+from router.core.types import Hits, Request, WorkerView
+
+
+@dataclass(slots=True)
+class Barrier:
+    """A group, as requests are placed on it.
+
+    Attributes:
+        ids: its live workers.
+        capacity: engine requests that it can take.
+        slots: of all its workers.
+        requests: that wait at the barrier: all of the group, or a worker's where there is none.
+        rate_per_s: mu, requests that end in a second, for each that runs.
+        cost: of a step; None: not learned yet.
+        peak_tokens: KV tokens of the fullest worker.
+        least_tokens: those of the emptiest one.
+        pending_tokens: least prompt tokens that a worker has to compute.
+        hits: cached part of each prompt by worker; None: unknown.
+    """
+
+    ids: Set[str]
+    capacity: int
+    slots: int
+    requests: float
+    rate_per_s: float
+    cost: StepTime | None
+    peak_tokens: float
+    least_tokens: float
+    pending_tokens: float
+    hits: Hits | None
+
+    @classmethod
+    def of(
+        cls,
+        views: Sequence[WorkerView],
+        cost: StepTime | None,
+        hits: Hits | None,
+        *,
+        together: bool,
+    ) -> "Barrier":
+        """``together``: whether its workers wait for each other."""
+        loads = [view.load_tokens for view in views]
+        requests = sum([view.requests for view in views])
+        return cls(
+            ids={view.id for view in views},
+            capacity=sum([max(0, view.capacity) for view in views]),
+            slots=sum([view.slots for view in views]),
+            requests=requests if together else requests / max(1, len(views)),
+            rate_per_s=sum([view.service_rate for view in views]) / max(1, len(views)),
+            cost=cost,
+            peak_tokens=max(loads, default=0),
+            least_tokens=min(loads, default=0),
+            pending_tokens=min([view.pending_prompt_tokens for view in views], default=0),
+            hits=hits,
+        )
+
+    def fullness(self) -> float:
+        return (self.requests + 1) / (self.slots * self.rate_per_s)
+
+    def cost_s(self, request: Request) -> float:
+        """Time lost with a request, by its own and by those there; the cost is learned."""
+        assert self.cost is not None
+        cached = 0 if self.hits is None or request.computed else max(self.hits(request), default=0)
+        lacking = 0 if request.computed else max(1, request.prompt_tokens - cached)
+        prompt_s = self.cost.per_prompt_token_s * (lacking * request.slots + self.pending_tokens)
+        over = max(0.0, self.least_tokens + request.load_tokens - self.peak_tokens)
+        step_s = self.cost.seconds(self.peak_tokens, self.requests / max(1, len(self.ids)))
+        slower = self.cost.work_s(over, request.slots / max(1, len(self.ids))) / step_s
+        return prompt_s * (1 + self.requests) + (1 + self.requests * slower) / self.rate_per_s
+
+    def place(self, request: Request) -> None:
+        """The next request finds this one, on its emptiest worker."""
+        workers = max(1, len(self.ids))
+        self.capacity -= request.slots
+        self.requests += request.slots
+        self.pending_tokens += 0 if request.computed else request.load_tokens / workers
+        self.peak_tokens = max(self.peak_tokens, self.least_tokens + request.load_tokens)
+        self.least_tokens += request.load_tokens / workers
+
+
+def allot(waiting: Iterable[Request], barriers: Mapping[str, Barrier]) -> dict[str, set[str]]:
+    """Ids of the requests for each group, first come first; those that find no slot go nowhere.
+
+    Groups all of whose workers lack its model get no request, and those that failed it only if no
+    other has a slot.
+    """
+    learned = all(barrier.cost is not None for barrier in barriers.values())
+    allotted: dict[str, set[str]] = {name: set() for name in barriers}
+    for request in waiting:
+        open_ = {
+            name: barrier
+            for name, barrier in barriers.items()
+            if barrier.capacity > 0 and not barrier.ids <= request.lacks
+        }
+        untried = {n: one for n, one in open_.items() if not one.ids <= request.avoid}
+        costs = {
+            name: barrier.cost_s(request) if learned else barrier.fullness()
+            for name, barrier in (untried or open_).items()
+        }
+        if costs:
+            name = min(costs, key=costs.__getitem__)
+            barriers[name].place(request)
+            allotted[name].add(request.id)
+    return allotted

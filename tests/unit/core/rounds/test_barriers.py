@@ -1,0 +1,147 @@
+"""Which group a request goes to, where several serve its model."""
+
+from dataclasses import replace
+
+import pytest
+
+from router.core.events import Arrived, WorkerUp
+from router.core.policies.baselines import PerRequest, least_tokens
+from router.core.queue.pool import Pool
+from router.core.rounds.barriers import Barrier, allot
+from router.core.rounds.decider import Decider
+from router.core.state.cluster import Cluster
+from router.core.step_time import StepTime
+from router.core.types import Dispatch, Request, WorkerSpec, WorkerView
+from tests.support.core import request, token
+
+COST = StepTime(5e-3, 1e-7, 0.0, 5e-5)
+
+
+def view(worker_id: str, **fields: float) -> WorkerView:
+    given = {"load_tokens": 1000, "requests": 2, "capacity": 6, "slots": 8, "service_rate": 0.1}
+    return WorkerView(id=worker_id, **{**given, **fields})  # type: ignore[arg-type]
+
+
+def barrier(
+    name: str, *, cost: StepTime | None = COST, cached: int = 0, **fields: float
+) -> Barrier:
+    views = [view(f"{name}{number}", **fields) for number in range(2)]
+    hits = (lambda _: [0, cached]) if cached else None
+    return Barrier.of(views, cost, hits, together=True)
+
+
+def chosen(one: Request, **barriers: Barrier) -> list[str]:
+    """Groups that get the request; one or none."""
+    found = allot([one], barriers)
+    return [name for name, ids in found.items() if one.id in ids]
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        pytest.param({"service_rate": 0.05}, "a", id="half as fast"),
+        pytest.param({"requests": 1}, "b", id="fewer requests, which its prompt delays"),
+        pytest.param({"pending_prompt_tokens": 4000}, "a", id="prompts are pending"),
+        pytest.param({"cached": 1500}, "b", id="most of its prompt is cached"),
+        pytest.param({"cost": replace(COST, per_prompt_token_s=1e-4)}, "a", id="slow prompts"),
+        pytest.param({"capacity": 0, "requests": 0}, "a", id="no slot"),
+    ],
+)
+def test_a_request_goes_where_it_costs_least(other: dict[str, float], expected: str) -> None:
+    one = request(1, 2000)
+    assert chosen(one, a=barrier("a"), b=barrier("b", **other)) == [expected]  # type: ignore[arg-type]
+
+
+def test_what_raises_the_peak_of_a_barrier_costs_all_there() -> None:
+    one = request(1, 0)
+    long = replace(request(2, 500), computed=True)
+    level = Barrier.of([view("a0"), view("a1")], COST, None, together=True)
+    hollow = Barrier.of([view("b0"), view("b1", load_tokens=200)], COST, None, together=True)
+    assert chosen(long, level=level, hollow=hollow) == ["hollow"]
+    assert level.cost_s(replace(one, computed=True)) == hollow.cost_s(replace(one, computed=True))
+
+
+def test_while_costs_are_unknown_the_emptier_group_has_it() -> None:
+    known, unknown = barrier("a", requests=4), barrier("b", cost=None)
+    assert chosen(request(1, 2000), a=known, b=unknown) == ["b"]
+    slow = barrier("c", cost=None, service_rate=0.02)
+    assert chosen(request(1, 2000), a=known, c=slow) == ["a"]
+
+
+def test_each_request_finds_those_before_it() -> None:
+    barriers = {name: barrier(name, requests=0, load_tokens=0) for name in "ab"}
+    found = allot([request(number, 1000) for number in range(8)], barriers)
+    assert [len(ids) for ids in found.values()] == [4, 4]
+    full = {name: barrier(name, capacity=1) for name in "ab"}
+    assert sum(map(len, allot(map(request, range(9)), full).values())) == 4, "two workers each"
+
+
+def test_without_a_barrier_only_those_on_its_worker_wait_for_a_prompt() -> None:
+    views = [view(f"a{number}") for number in range(8)]
+    together, alone = (Barrier.of(views, COST, None, together=each) for each in (True, False))
+    assert chosen(request(1, 2000), together=together, alone=alone) == ["alone"]
+
+
+def test_groups_that_lack_its_model_or_failed_it_are_passed_over() -> None:
+    none, a, b = frozenset[str](), frozenset({"a0", "a1"}), frozenset({"b0", "b1"})
+    for lacks, avoid in ((a, none), (none, a), (a, a | b)):
+        one = replace(request(1, 2000), lacks=lacks, avoid=avoid)
+        assert chosen(one, a=barrier("a", requests=0), b=barrier("b")) == ["b"]
+    again = replace(request(1, 2000), avoid=a | b)
+    assert chosen(again, a=barrier("a", requests=0), b=barrier("b")) == ["a"]
+    nowhere = replace(request(1, 2000), lacks=a | b)
+    assert chosen(nowhere, a=barrier("a"), b=barrier("b")) == []
+
+
+# rounds
+
+
+class Two:
+    """Two groups with one pool: a has two slots, b one."""
+
+    def __init__(self) -> None:
+        specs = [WorkerSpec("a", "", "a", slots=2), WorkerSpec("b", "", "b", slots=1)]
+        self.cluster, pool = Cluster(specs, step_time=COST), Pool(100, 5.0)
+        for worker in "ab":
+            self.cluster.apply(WorkerUp(worker))
+        groups = self.cluster.groups
+        groups["a"].line.merge(groups["b"].line)
+        rule = PerRequest(least_tokens)
+        self.deciders = [Decider(groups[name], pool, rule, rule, Dispatch.POOL) for name in "ab"]
+        for decider in self.deciders:
+            decider.partners = self.deciders
+        self.pool = pool
+
+    def arrive(self, *requests: Request) -> None:
+        for one in requests:
+            self.cluster.apply(Arrived(replace(one, group="a")))
+            self.pool.add(one)
+
+    def sent(self) -> list[list[tuple[str, str]]]:
+        return [
+            [(one, worker) for one, worker in each.decide(1.0, lambda: 1.0)]
+            for each in self.deciders
+        ]
+
+
+def test_with_room_for_all_each_group_has_its_own() -> None:
+    two = Two()
+    two.arrive(request(1, 100), request(2, 100))
+    first, second = two.sent()
+    assert len(first) == len(second) == 1
+    assert {one for one, _ in first + second} == {token(1), token(2)}
+    assert [each.waiting for each in two.deciders] == [2, 0], "counted once"
+    assert two.deciders[1].askable == {"a", "b"}
+    assert [group.line.waiting for group in two.cluster.groups.values()] == [2, 2]
+
+
+def test_with_room_for_some_each_group_chooses_from_all() -> None:
+    two = Two()
+    two.arrive(*(request(number, 100) for number in range(4)))
+    assert [len(each) for each in two.sent()] == [2, 1]
+
+
+def test_a_group_without_a_request_of_its_own_sends_nothing() -> None:
+    two = Two()
+    two.arrive(request(1, 100))
+    assert sorted(map(len, two.sent())) == [0, 1]
