@@ -17,6 +17,7 @@ from loadgen.run.simulation_options import (
     trace_flag,
 )
 from loadgen.simulator.decode.decode_config import SERVE
+from loadgen.simulator.serving.classes import FORM, parse_classes
 from loadgen.simulator.serving.serving_config import (
     AUTO,
     PrefillWindow,
@@ -87,6 +88,10 @@ class ServingOptions:
     dispatch_delay: Annotated[
         int, flag("Steps that a request sent at a step's end is on its way.", "N")
     ] = 0
+    classes: Annotated[
+        str | None,
+        flag("Classes of requests: share, seconds to the first and each further token.", FORM),
+    ] = None
     warmup: Annotated[float, flag("Share of the requests left out, the first.", "SHARE")] = 0.2
     seed: Annotated[int, flag("Of arrivals and random choices.", "S")] = SERVE["seed"]
     json_file: JsonFlag = None
@@ -100,6 +105,7 @@ class ServingOptions:
                 "arrivals": ServingArrivals.parse(self.arrivals),
                 "prompt_budget": _budget(self.prompt_budget),
                 "targets": Targets(self.target_ttft, self.target_tpot),
+                "classes": () if self.classes is None else parse_classes(self.classes),
                 "prefill_window": PrefillWindow.parse(self.prefill_window),
                 "step_time": load_step_time(self.step_time),
             }
@@ -127,6 +133,7 @@ _ROWS = (
     ("TPOT, ms", "tpot_mean_s", 1e3),
     ("TPOT p99, ms", "tpot_p99_s", 1e3),
     ("throughput, tok/s", "throughput_tok_s", 1.0),
+    ("targets met, requests/s", "goodput_per_s", 1.0),
     ("of the prompts cached, %", "prefix_hit_share", 100.0),
     ("idle share, %", "idle_share", 100.0),
     ("step, ms", "step_mean_s", 1e3),
@@ -143,7 +150,7 @@ def _table(result: ServingResult) -> RenderableType:
     some = "" if window == str(PrefillWindow()) else f", prompts in {window} of the steps"
     sessions = "" if used["think"] is None else f", turns {used['think']:g} s after an answer"
     workers = f"{used['workers']} workers{'' if used['barrier'] else ', each stepping alone,'}"
-    notes = (
+    notes: tuple[str, ...] = (
         f"{used['trace']}, {used['requests']} requests, arrivals {used['arrivals']}{sessions}, "
         f"seed {used['seed']}; the first {used['warmup']:.0%} are left out",
         f"{workers} of {used['slots']} slots and {used['kv_tokens']} KV tokens, "
@@ -151,6 +158,10 @@ def _table(result: ServingResult) -> RenderableType:
         f"{used['dispatch']} dispatch",
         f"step time {used['step_time']}, learned {used['learned_step_time'] or 'none'}",
     )
+    if used["classes"] is not None:
+        met = ", ".join(f"{name} {share:.1%}" for name, share in result.met_by_class.items())
+        causes = ", ".join(f"{cause} {count}" for cause, count in result.misses.items())
+        notes += (f"targets met: {met}; missed: {causes}",)
     return figures_with_notes(str(used["policy"]), notes, (_ROWS, result))
 
 

@@ -6,6 +6,7 @@ from typing import ClassVar, Final, Literal, Self
 
 from loadgen.model.ranges import check_ranges, number_in
 from loadgen.simulator.decode.decode_config import SERVE
+from loadgen.simulator.serving.classes import RequestClass
 from loadgen.traces.trace import Trace, TraceRequest
 from loadgen.traces.trace_files import BLOCK_TOKENS
 from router.core.errors import ConfigError, InputError
@@ -120,6 +121,7 @@ class ServingConfig:
     # Mean seconds, exponential, from an answer to the next turn of its session; None: every request
     # arrives by ``arrivals``.
     think: float | None = None
+    classes: Sequence[RequestClass] = ()  # with targets; dealt to the requests by ``seed``
     warmup: float = 0.2  # share of the requests, the first ones, that count in no result
     seed: int = 0
 
@@ -202,6 +204,7 @@ class ServingConfig:
             "prefill_window": str(self.prefill_window),
             "target_ttft_s": self.targets.ttft_s,
             "target_tpot_s": self.targets.tpot_s,
+            "classes": ",".join(map(str, self.classes)) or None,
             "step_time": str(self.step_time),
         }
 

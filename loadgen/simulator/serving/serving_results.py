@@ -1,5 +1,6 @@
 """Measurements of a simulation of whole engines."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
@@ -8,6 +9,7 @@ import numpy as np
 from loadgen.engine.request import EngineRequest
 from loadgen.simulator.serving.turns import Turn
 from router.core.forecast.forecast import Floats, Ints
+from router.core.targets import Verdict
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +38,9 @@ class ServingResult:
     tpot_mean_s: float | None  # from the first token to the last, for each after the first
     tpot_p99_s: float | None
     throughput_tok_s: float  # output tokens per second
+    goodput_per_s: float  # requests that met their targets, or had none, per second
+    met_by_class: dict[str, float]  # share of each class's requests that met their targets
+    misses: dict[str, int]  # requests by what made them miss: queue, prompt, tokens
     prefix_hit_share: float  # share of the prompts' tokens that the engines had cached
     idle_share: float  # share of the ranks' time in steps spent waiting for the slowest one
     step_mean_s: float
@@ -75,6 +80,8 @@ class ServingRecorder:
         self._first_s: dict[int, float] = {}
         self._ttft_s: list[float] = []
         self._tpot_s: list[float] = []
+        self._queued_s: dict[int, float] = {}  # until sent
+        self._verdicts: Counter[tuple[str, Verdict]] = Counter()  # by class
         self._prompt_tokens = self._cached_tokens = 0
         self.completed = 0
 
@@ -107,14 +114,25 @@ class ServingRecorder:
         if turn.number >= self._uncounted:
             assert turn.arrival_s is not None
             self._ttft_s.append(now_s - turn.arrival_s)
+            self._queued_s[turn.number] = request.arrived_s - turn.arrival_s
             self._prompt_tokens += turn.prompt_tokens
             self._cached_tokens += request.cached_tokens
 
     def ended(self, turn: Turn, now_s: float) -> None:
         self.completed += 1
         first_s = self._first_s.pop(turn.number)
-        if turn.number >= self._uncounted and turn.output_tokens > 1:
-            self._tpot_s.append((now_s - first_s) / (turn.output_tokens - 1))
+        if turn.number < self._uncounted:
+            return
+        tpot_s = None
+        if turn.output_tokens > 1:
+            tpot_s = (now_s - first_s) / (turn.output_tokens - 1)
+            self._tpot_s.append(tpot_s)
+        assert turn.arrival_s is not None
+        targets = turn.class_.targets
+        queued_s = self._queued_s.pop(turn.number)
+        ttft_s = first_s - turn.arrival_s
+        verdict = targets.verdict(queued_s, ttft_s, tpot_s) if targets else "met"
+        self._verdicts[turn.class_.name, verdict] += 1
 
     def records(self) -> ServingRecords:
         since_s, kept = self._since_s or 0.0, self._steps
@@ -132,7 +150,12 @@ class ServingRecorder:
         before, now = self._before, self._now
         span_s = max(now_s - (self._since_s or 0.0), 1e-9)
         steps, step_s = now.steps - before.steps, now.step_s - before.step_s
-        counted = len(self._turns) - self._uncounted
+        counted, verdicts = len(self._turns) - self._uncounted, self._verdicts
+        told: Counter[Verdict] = Counter()
+        of_class: Counter[str] = Counter()
+        for (name, verdict), requests in verdicts.items():
+            told[verdict] += requests
+            of_class[name] += requests
         return ServingResult(
             completed=self.completed,
             ttft_mean_s=float(np.mean(self._ttft_s)),
@@ -141,6 +164,13 @@ class ServingRecorder:
             tpot_mean_s=float(np.mean(self._tpot_s)) if self._tpot_s else None,
             tpot_p99_s=float(np.percentile(self._tpot_s, 99)) if self._tpot_s else None,
             throughput_tok_s=(now.tokens - before.tokens) / span_s,
+            goodput_per_s=told["met"] / span_s,
+            met_by_class={
+                name: verdicts[name, "met"] / requests
+                for name, requests in sorted(of_class.items())
+                if name
+            },
+            misses={cause: told[cause] for cause in ("queue", "prompt", "tokens")},
             prefix_hit_share=self._cached_tokens / self._prompt_tokens,
             idle_share=(now.waited_share_s - before.waited_share_s) / step_s,
             step_mean_s=step_s / steps,

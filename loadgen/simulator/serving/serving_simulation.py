@@ -212,7 +212,12 @@ class _Simulation:
             at_s, number = heapq.heappop(self._arriving)
             turn = self._turns[number]
             request = Request(
-                f"es-{number:020x}", GROUP, turn.prompt_tokens, arrival_s=at_s, exact=True
+                f"es-{number:020x}",
+                GROUP,
+                turn.prompt_tokens,
+                arrival_s=at_s,
+                exact=True,
+                targets=turn.class_.targets,
             )
             self._turn_of[request.id] = turn
             self._recorder.arrived(turn, at_s)

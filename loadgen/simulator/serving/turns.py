@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, product
 
+from loadgen.simulator.serving.classes import RequestClass, deal
 from loadgen.simulator.serving.serving_config import ServingConfig
 from loadgen.traces.trace_files import TraceRequest
 
@@ -23,6 +24,7 @@ class Turn:
     # Ids of its full blocks of known content: the prompt, and with sessions as much of the answer
     # as the next turn repeats.
     chain: Sequence[Hashable]
+    class_: RequestClass
     think_s: float = 0.0  # from that answer's end to its arrival
     following: list[Turn] = field(default_factory=list)  # turns that wait for its answer
 
@@ -30,9 +32,10 @@ class Turn:
 def turns_of(config: ServingConfig) -> list[Turn]:
     """The requests; the same configuration, whatever the policy, gives the same ones."""
     rows = config.rows
+    classes = deal(config.classes, len(rows), config.seed)
     turns = [
-        Turn(n, row.prompt_tokens, row.output_tokens, None, _chain(config, row))
-        for n, row in enumerate(rows)
+        Turn(n, row.prompt_tokens, row.output_tokens, None, _chain(config, row), class_)
+        for n, (row, class_) in enumerate(zip(rows, classes, strict=True))
     ]
     if config.think is not None:
         rng = random.Random(f"think {config.seed}")

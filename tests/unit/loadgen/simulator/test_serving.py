@@ -131,7 +131,9 @@ def test_the_warm_up_counts_in_nothing() -> None:
         simulate_serving(config(some, kv_tokens=2048, warmup=warmup), keep_records=True)
         for some, warmup in ((rows, 0.0), ([*before, *later], 0.67))
     )
-    ones, others = (run.report() | {"completed": 0, "parameters": 0} for run in (alone, after))
+    assert alone.misses == after.misses
+    apart = dict.fromkeys(("completed", "parameters", "met_by_class", "misses"), 0)
+    ones, others = (run.report() | apart for run in (alone, after))
     assert others == pytest.approx(ones)
     assert after.records is not None
     assert after.records.seconds == pytest.approx([2.01])
@@ -466,7 +468,8 @@ def test_the_router_bounds_prompts_by_what_steps_cost_and_by_targets() -> None:
 
 KEYS = (
     "completed ttft_mean_s ttft_p50_s ttft_p99_s tpot_mean_s tpot_p99_s throughput_tok_s "
-    "prefix_hit_share idle_share step_mean_s evictions_per_1k parameters"
+    "goodput_per_s met_by_class misses prefix_hit_share idle_share step_mean_s evictions_per_1k "
+    "parameters"
 )
 
 

@@ -1,0 +1,95 @@
+"""Classes of requests with targets of their own, and the goodput of a simulation."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from loadgen.simulator.serving.classes import RequestClass, deal, parse_classes
+from loadgen.simulator.serving.serving_simulation import simulate_serving
+from router.core.errors import ConfigError
+from router.core.targets import Targets
+from router.core.types import Dispatch
+from tests.unit.loadgen.simulator.test_serving import config
+
+THREE = "chat:0.5:1:0.04,agents:0.3:3,fast:0.1::0.02,batch:0.1"
+
+
+def test_classes_are_told_as_they_were_given() -> None:
+    classes = parse_classes(THREE)
+    assert classes == (
+        RequestClass("chat", 0.5, Targets(1.0, 0.04)),
+        RequestClass("agents", 0.3, Targets(3.0)),
+        RequestClass("fast", 0.1, Targets(None, 0.02)),
+        RequestClass("batch", 0.1),
+    )
+    assert ",".join(map(str, classes)) == THREE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "chat", "chat:", ":1", "chat:x", "chat:0,batch:1", "chat:1:0", "chat:1:x"),
+        *("chat:1:1:1:1", "chat:.5,chat:.5", "chat:.5,batch:.4", "chat:2", "chat:nan"),
+    ],
+)
+def test_other_forms_are_errors(text: str) -> None:
+    with pytest.raises(ConfigError, match="--classes"):
+        parse_classes(text)
+
+
+def test_requests_are_dealt_by_share_and_seed() -> None:
+    classes = parse_classes(THREE)
+    dealt = deal(classes, 10_000, 1)
+    assert dealt == deal(classes, 10_000, 1) != deal(classes, 10_000, 2)
+    for each in classes:
+        assert dealt.count(each) / 10_000 == pytest.approx(each.share, abs=0.02)
+    assert [each.targets for each in deal((), 2, 1)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("targets", "missed"),
+    [
+        # First tokens come 2.01 s and 3.53 s after the arrivals, the second ones 3.02 s and
+        # 1.021 s later; nothing waits for a worker.
+        (None, {}),
+        (Targets(4.0, 4.0), {}),
+        (Targets(3.0, None), {"prompt": 1}),
+        (Targets(None, 2.0), {"tokens": 1}),
+        (Targets(3.0, 2.0), {"prompt": 1, "tokens": 1}),
+    ],
+)
+def test_goodput_by_hand(targets: Targets | None, missed: dict[str, int]) -> None:
+    classes = (RequestClass("all", 1.0, targets),)
+    rows = [(0.0, 10, 2, ()), (1.5, 20, 2, ())]
+    result = simulate_serving(config(rows, classes=classes))
+    met = 2 - sum(missed.values())
+    assert result.goodput_per_s == pytest.approx(met / (2.01 + 3.02 + 1.021))
+    assert result.met_by_class == {"all": met / 2}
+    assert {cause: n for cause, n in result.misses.items() if n} == missed
+
+
+def test_the_wait_for_a_slot_is_a_miss_of_its_own() -> None:
+    # One slot: the second request waits for the first one's end.
+    classes = (RequestClass("all", 1.0, Targets(3.5)),)
+    rows = [(0.0, 10, 2, ()), (0.1, 10, 1, ())]
+    result = simulate_serving(
+        config(rows, classes=classes, workers=1, slots=1, dispatch=Dispatch.POOL, policy="fcfs")
+    )
+    assert result.misses == {"queue": 1, "prompt": 0, "tokens": 0}
+
+
+def test_without_classes_all_that_complete_are_good() -> None:
+    result = simulate_serving(config([(0.0, 10, 1, ())]))
+    assert result.goodput_per_s == pytest.approx(1 / 2.01)
+    assert (result.met_by_class, result.parameters["classes"]) == ({}, None)
+
+
+def test_the_command(evenstep: Callable[..., tuple[int, str, str]]) -> None:
+    flags = "--requests 40 --classes chat:.5:1,batch:.5 --json -"
+    code, out, err = evenstep("simulate", "serving", *flags.split())
+    assert code == 0, err
+    written = json.loads(out)
+    assert written["met_by_class"]["batch"] == 1.0
+    assert written["parameters"]["classes"] == "chat:0.5:1,batch:0.5"
+    assert "targets met: batch 100.0%, chat" in " ".join(err.split())
