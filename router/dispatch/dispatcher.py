@@ -323,10 +323,10 @@ class Dispatcher:
 
     def adopt(self, request: Request, worker_id: str) -> bool:
         """Count a request that an earlier process has sent; false if the worker is gone."""
-        queue = self.queues.get(request.group)
-        if queue is None or worker_id not in queue.group.workers:
+        queue = self._queue_of.get(worker_id)
+        if queue is None:
             return False
-        self.cluster.apply(ev.Arrived(request))
+        self.cluster.apply(ev.Arrived(replace(request, group=queue.group.name)))
         self.cluster.apply(ev.Dispatched(request.id, worker_id, self._clock()))
         return True
 

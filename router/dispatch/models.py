@@ -141,8 +141,9 @@ class ModelTable:
         self._cards = {model: serving[model][group] for model, group in self._group_of.items()}
         # Engines name the model that an adapter extends.
         self.adapters = frozenset(m for m, card in self._cards.items() if card.get("parent"))
+        here = self._cluster.groups
         for by in serving.values():
-            self._join([group for group in by if self._cluster.prefill_group(group) is None])
+            self._join([g for g in by if g in here and self._cluster.prefill_group(g) is None])
         lacking = {
             model: frozenset(
                 worker_id

@@ -9,7 +9,7 @@ when it is silent for ``SILENT_S``.
 
 import asyncio
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -167,6 +167,7 @@ class RemoteDispatcher:
             case m.Given():
                 if (entry := self._entries.get(message.id)) is not None:
                     entry.worker_id = message.worker.id
+                    entry.request = replace(entry.request, group=message.worker.group)
                     if not entry.waiter.done():
                         self._watcher.dispatched(entry.request)
                         entry.waiter.set_result(message.worker)
@@ -260,7 +261,8 @@ class RemoteDispatcher:
         self._watcher.first_byte(request)
         if self._peer is not None:
             self._peer.send(ev.Began(request.id, worker_id, now_s, good))
-        return self._tallies.tokens[request.group]
+        entry = self._entries.get(request.id)
+        return self._tallies.tokens[(entry.request if entry else request).group]
 
     def judged(self, request: Request, verdict: Verdict) -> None:
         self._tallies.verdicts[request.group][verdict] += 1

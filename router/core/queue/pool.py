@@ -4,7 +4,6 @@ Times are on the caller's clock: seconds live, steps in a simulator.
 """
 
 import math
-import sys
 from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
@@ -39,7 +38,7 @@ _RELUCTANCE = 64
 _HELD_BACK = 11
 # Entries of late that tell of a rate.
 _FEW = 8
-_ALL = sys.maxsize
+_ALL = 1 << 62
 
 
 class Pool:

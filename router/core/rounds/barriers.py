@@ -23,7 +23,7 @@ class Barrier:
     """A group, as requests are placed on it.
 
     Attributes:
-        ids: its live workers.
+        views: its live workers, as they were at first.
         capacity: engine requests that it can take.
         slots: of all its workers.
         requests: that wait at the barrier: all of the group, or a worker's where there is none.
@@ -35,7 +35,7 @@ class Barrier:
         hits: cached part of each prompt by worker; None: unknown.
     """
 
-    ids: Set[str]
+    views: Sequence[WorkerView]
     capacity: int
     slots: int
     requests: float
@@ -59,7 +59,7 @@ class Barrier:
         loads = [view.load_tokens for view in views]
         requests = sum([view.requests for view in views])
         return cls(
-            ids={view.id for view in views},
+            views=views,
             capacity=sum([max(0, view.capacity) for view in views]),
             slots=sum([view.slots for view in views]),
             requests=requests if together else requests / max(1, len(views)),
@@ -69,6 +69,13 @@ class Barrier:
             least_tokens=min(loads, default=0),
             pending_tokens=min([view.pending_prompt_tokens for view in views], default=0),
             hits=hits,
+        )
+
+    def fits(self, request: Request, closed: Set[str]) -> bool:
+        """Whether a worker beside the closed ones had a slot and memory for it."""
+        return any(
+            view.capacity > 0 and view.id not in closed and view.takes(request)
+            for view in self.views
         )
 
     def fullness(self) -> float:
@@ -81,13 +88,13 @@ class Barrier:
         lacking = 0 if request.computed else max(1, request.prompt_tokens - cached)
         prompt_s = self.cost.per_prompt_token_s * (lacking * request.slots + self.pending_tokens)
         over = max(0.0, self.least_tokens + request.load_tokens - self.peak_tokens)
-        step_s = self.cost.seconds(self.peak_tokens, self.requests / max(1, len(self.ids)))
-        slower = self.cost.work_s(over, request.slots / max(1, len(self.ids))) / step_s
+        step_s = self.cost.seconds(self.peak_tokens, self.requests / max(1, len(self.views)))
+        slower = self.cost.work_s(over, request.slots / max(1, len(self.views))) / step_s
         return prompt_s * (1 + self.requests) + (1 + self.requests * slower) / self.rate_per_s
 
     def place(self, request: Request) -> None:
         """The next request finds this one, on its emptiest worker."""
-        workers = max(1, len(self.ids))
+        workers = max(1, len(self.views))
         self.capacity -= request.slots
         self.requests += request.slots
         self.pending_tokens += 0 if request.computed else request.load_tokens / workers
@@ -98,21 +105,25 @@ class Barrier:
 def allot(waiting: Iterable[Request], barriers: Mapping[str, Barrier]) -> dict[str, set[str]]:
     """Ids of the requests for each group, first come first; those that find no slot go nowhere.
 
-    Groups all of whose workers lack its model get no request, and those that failed it only if no
-    other has a slot.
+    Workers that lack its model get no request; those that failed it, or whose memory is short, only
+    if no other has a slot.
     """
     learned = all(barrier.cost is not None for barrier in barriers.values())
     allotted: dict[str, set[str]] = {name: set() for name in barriers}
     for request in waiting:
-        open_ = {
-            name: barrier
-            for name, barrier in barriers.items()
-            if barrier.capacity > 0 and not barrier.ids <= request.lacks
+        open_ = {name: one for name, one in barriers.items() if one.capacity > 0}
+        closed: Sequence[Set[str]] = (request.lacks | request.avoid, request.lacks)
+        fitting = [{n for n, one in open_.items() if one.fits(request, each)} for each in closed]
+        able = {
+            name
+            for name, one in open_.items()
+            if not {view.id for view in one.views} <= request.lacks
         }
-        untried = {n: one for n, one in open_.items() if not one.ids <= request.avoid}
+        some = fitting[0] or fitting[1] or able
         costs = {
             name: barrier.cost_s(request) if learned else barrier.fullness()
-            for name, barrier in (untried or open_).items()
+            for name, barrier in open_.items()
+            if name in some
         }
         if costs:
             name = min(costs, key=costs.__getitem__)

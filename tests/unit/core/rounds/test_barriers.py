@@ -82,6 +82,14 @@ def test_without_a_barrier_only_those_on_its_worker_wait_for_a_prompt() -> None:
     assert chosen(request(1, 2000), together=together, alone=alone) == ["alone"]
 
 
+def test_a_group_whose_memory_is_short_has_it_only_if_all_are() -> None:
+    one = request(1, 2000)
+    short = barrier("a", requests=1, admissible_tokens=1999)
+    assert chosen(one, a=short, b=barrier("b", admissible_tokens=2000)) == ["b"]
+    short = barrier("a", requests=1, admissible_tokens=1999)
+    assert chosen(one, a=short, b=barrier("b", admissible_tokens=1000)) == ["a"]
+
+
 def test_groups_that_lack_its_model_or_failed_it_are_passed_over() -> None:
     none, a, b = frozenset[str](), frozenset({"a0", "a1"}), frozenset({"b0", "b1"})
     for lacks, avoid in ((a, none), (none, a), (a, a | b)):
