@@ -90,7 +90,7 @@ class PromptBudget:
     """
 
     def __init__(self, targets: Targets, most_tokens: int | None = None) -> None:
-        self._targets = targets
+        self.targets = targets
         self._most = math.inf if most_tokens is None else most_tokens
         # Of the last minutes; older steps count less.
         self._steps = self._seconds = self._tokens = self._firsts = self._unstarted_s = 0.0
@@ -109,9 +109,9 @@ class PromptBudget:
         # Steps of windows do not tell it: they have large pieces alone.
         self._prompts_s = any_s if self._every == 1 else max(any_s, self._prompts_s)
         self._raised, self._windows = 1.0, _WINDOWS[-1:]
-        tpot_s = self._targets.tpot_s or math.inf
+        tpot_s = self.targets.tpot_s or math.inf
         # Requests that may wait for their first token, by Little's law.
-        allowed = (self._targets.ttft_s or 0.0) * self._rate(self._firsts)
+        allowed = (self.targets.ttft_s or 0.0) * self._rate(self._firsts)
         if allowed > 0:
             self._raised = _raised(seen.unstarted / allowed)
             late = self._rate(self._unstarted_s) / allowed

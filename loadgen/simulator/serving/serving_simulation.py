@@ -103,8 +103,10 @@ class _Simulation:
         self._hits: dict[str, Sequence[int]] = {}
         self._decider = self._new_decider(policy)
         self._budget = None
-        if config.prompt_budget == AUTO:
-            budget = PromptBudget(config.targets, config.batch_tokens)
+        if not isinstance(config.prompt_budget, int):
+            budget = None
+            if config.prompt_budget == AUTO:
+                budget = PromptBudget(config.targets, config.batch_tokens)
             self._budget = GroupBudget(self._cluster.groups[GROUP], budget)
 
     def run(self, *, keep_records: bool) -> ServingResult:

@@ -21,6 +21,7 @@ from router.core.prefix.prefixes import Prefixes
 from router.core.state import guesses
 from router.core.state.barrier import StepLedger, StepShares, StepTotals
 from router.core.state.breaker import DEFAULTS, Breaker, BreakerSettings, may_open, review
+from router.core.state.line import Line
 from router.core.state.own_steps import OwnSteps
 from router.core.state.prefill_worker import PrefillWorker
 from router.core.state.rates import GroupRates, Growth, TokenRate
@@ -30,21 +31,8 @@ from router.core.state.step_watch import ClosedStep, Said
 from router.core.state.worker import Worker
 from router.core.step_fit import FittedStepTime
 from router.core.step_time import StepBudget, StepTime
+from router.core.targets import Targets
 from router.core.types import PAUSED, Dispatch, Hits, PoolState, Request, WorkerSpec, WorkerView
-
-
-class Line:
-    """The waiting requests of groups that serve the same ones: their number."""
-
-    def __init__(self, group: Group) -> None:
-        self.groups, self.waiting = [group], 0
-
-    def merge(self, other: Line) -> None:
-        """The groups of another line wait in this one."""
-        self.waiting += other.waiting
-        self.groups += other.groups
-        for group in other.groups:
-            group.line = self
 
 
 class Group:
@@ -75,6 +63,7 @@ class Group:
         self.workers: dict[str, Worker] = {}
         self.line = Line(self)
         self.held: Counter[str] = Counter()  # slots in use, by tenant
+        self._wanted: Counter[Targets] = Counter()  # by requests at its workers
         self.departures: list[Departure] = []  # requests that stopped running; the reader clears it
         self.token_rate: TokenRate = TokenRate() if serves is None else serves.token_rate
         self._table = RunningTable()
@@ -204,6 +193,13 @@ class Group:
         """Slots of the largest engine; None unless all report theirs."""
         reported = [worker.feed.slots if worker.feed else 0 for worker in self.workers.values()]
         return max(reported, default=None) if all(reported) else None
+
+    @property
+    def wanted(self) -> Targets:
+        """The tightest targets of the requests at its workers."""
+        ttfts = [each.ttft_s for each in self._wanted if each.ttft_s is not None]
+        tpots = [each.tpot_s for each in self._wanted if each.tpot_s is not None]
+        return Targets(min(ttfts, default=None), min(tpots, default=None))
 
     @property
     def slots(self) -> int:
@@ -384,6 +380,8 @@ class Group:
         """Move a waiting request to a worker; ``now_s`` None (as in ``leave``): unknown."""
         self._withdraw(request, but=self)
         self.held[request.tenant] += request.slots
+        if request.targets is not None:
+            self._wanted[request.targets] += 1
         hits, cached = self._cached, None
         told = self.prefix_hits is not None or self.prefixes.tells(worker.spec.id)
         told = told or guesses.guessed(self.prefixes, worker)
@@ -410,6 +408,8 @@ class Group:
         self.held[request.tenant] -= request.slots
         if not self.held[request.tenant]:
             del self.held[request.tenant]
+        if request.targets is not None:
+            self._wanted -= Counter((request.targets,))
         if request.metered:
             self._ledger.energy.forget(worker.spec.id, request.id)
         self._own_steps.leave(request.id)

@@ -6,18 +6,27 @@ from router.core.prompt_budget import PromptBudget, StepSeen
 from router.core.state.barrier import StepTotals
 from router.core.state.group import Group
 from router.core.step_time import StepBudget
+from router.core.targets import Targets
+
+# Part of the tightest target that the mean over requests is to keep, since each is judged by its
+# own. Found by simulation.
+_PART = 0.8
 
 
 class GroupBudget:
     """Keeps a group's ``prompt_budget``: ranks have one, engines without a barrier one each.
 
     Args:
-        budget: chooses it after each step; or the same for all steps; None: the engines' own.
+        budget: chooses it after each step; or the same for all steps; None: while requests with a
+            TPOT target run, it is chosen by the tightest of them, else it is the engines' own.
     """
 
     def __init__(self, group: Group, budget: PromptBudget | int | None) -> None:
         self._group = group
         self._budget = budget if isinstance(budget, PromptBudget) else None
+        # By the requests' own targets; workers that only compute prompts make nobody wait.
+        own = budget is None and group.serves is None
+        self._by_requests = PromptBudget(Targets()) if own else None
         self._own: Mapping[str, StepBudget] = {}
         self._counted = StepTotals()
         self._before_tokens = 0.0  # of a prompt token of the last step that computed any, mean
@@ -30,6 +39,12 @@ class GroupBudget:
     def step_ended(self) -> bool:
         """Choose for the coming step; call it at each step's end. False: nothing is chosen."""
         group, budget = self._group, self._budget
+        if self._by_requests is not None and (wanted := group.wanted).tpot_s is not None:
+            budget = self._by_requests
+            budget.targets = Targets(wanted.ttft_s, _PART * wanted.tpot_s)
+        elif self._by_requests is not None and group.prompt_budget is not None:
+            group.prompt_budget, self._own = None, {}
+            return True
         if budget is None:
             return False
         cost, every = group.step_time, group.every_step

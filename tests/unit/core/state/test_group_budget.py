@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.events import Arrived, SnapshotReceived, WorkerUp
+from router.core.events import Arrived, Dispatched, Ended, SnapshotReceived, WorkerUp
 from router.core.forecast.forecast import WorkProfile
 from router.core.prompt_budget import PromptBudget, StepSeen
 from router.core.state.cluster import Cluster
@@ -13,7 +13,7 @@ from router.core.state.group_budget import GroupBudget
 from router.core.step_fit import FittedStepTime
 from router.core.step_time import StepBudget, StepTime
 from router.core.targets import Targets
-from router.core.types import Request, WorkerSpec
+from router.core.types import Outcome, Request, WorkerSpec
 from tests.support.core import running, snapshot
 
 COST = StepTime(10e-3, 1e-6, 1e-4, 1e-4)
@@ -120,3 +120,44 @@ def test_a_budget_that_hardly_moves_leaves_the_forecast_as_it_is() -> None:
     assert group.profile(before).prefill_chunk == 400
     group.prompt_budget = StepBudget(500)
     assert group.profile(before).prefill_chunk == 500
+
+
+def asking(number: int, ttft_s: float | None, tpot_s: float | None) -> Request:
+    return Request(f"es-{number}", "default", 100, targets=Targets(ttft_s, tpot_s))
+
+
+def test_requests_with_targets_bring_a_budget_while_they_run() -> None:
+    made = cluster(COST)
+    group = made.groups["default"]
+    budget = GroupBudget(group, None)
+    assert not budget.step_ended()
+    every = [asking(1, 1.0, 20e-3), asking(2, 0.5, 40e-3), asking(3, 0.2, None)]
+    for one in every:
+        made.apply(Arrived(one))
+    assert not budget.step_ended(), "they wait"
+    for one in every:
+        made.apply(Dispatched(one.id, "b"))
+    assert group.wanted == Targets(0.2, 20e-3)
+    assert budget.step_ended()
+    told = PromptBudget(Targets(0.2, 16e-3))
+    GroupBudget(other := cluster(COST).groups["default"], told).step_ended()
+    assert group.prompt_budget is not None
+    assert other.prompt_budget is not None
+    assert group.prompt_budget.tokens <= other.prompt_budget.tokens
+    made.apply(Ended("es-1", Outcome.COMPLETED))
+    assert group.wanted == Targets(0.2, 40e-3)
+    made.apply(Ended("es-2", Outcome.COMPLETED))
+    assert budget.step_ended(), "the engines' own bound holds again"
+    assert group.prompt_budget is None
+    assert budget.of("a") is None
+    assert not budget.step_ended()
+
+
+def test_a_budget_that_was_told_does_not_follow_requests() -> None:
+    made = cluster(COST)
+    group = made.groups["default"]
+    constant = GroupBudget(group, 77)
+    made.apply(Arrived(one := asking(1, None, 20e-3)))
+    made.apply(Dispatched(one.id, "b"))
+    assert not constant.step_ended()
+    assert group.prompt_budget == (77, 1)
