@@ -3,8 +3,6 @@
 import random
 from collections.abc import Sequence
 
-import pytest
-
 from loadgen.simulator.serving.serving_config import ServingArrivals, ServingConfig
 from loadgen.simulator.serving.serving_simulation import simulate_serving
 from loadgen.traces.trace import Trace, TraceRequest
@@ -78,4 +76,4 @@ def test_a_flood_that_workers_can_serve_makes_nobody_wait_beyond_patience() -> N
 def test_where_workers_cannot_serve_all_the_others_wait_no_longer_than_the_flood() -> None:
     flood_s, others_s = longest_waits(150)
     assert flood_s > PATIENCE_S
-    assert others_s == pytest.approx(flood_s, rel=0.15)
+    assert others_s <= 1.15 * flood_s

@@ -288,7 +288,14 @@ def test_a_deadline_bounds_the_wait_of_requests_that_the_policy_avoids() -> None
     config = replace(SMALL, lengths=LawLengths.parse("geometric:300,40"), steps=600)
 
     assert simulate(config).max_pool_wait_steps > 100
-    assert simulate(replace(config, deadline_steps=40)).max_pool_wait_steps <= 45
+    short = replace(config, pool=8)
+    assert simulate(short).max_pool_wait_steps > 60
+    assert simulate(replace(short, deadline_steps=40)).max_pool_wait_steps <= 45
+    # In order of arrival a request would wait for as many steps as requests enter in.
+    entered = replace(config, policy="fcfs", pool=32)
+    usual = 32 / (simulate(entered).completed / (config.steps - config.warmup))
+    bounded = simulate(replace(config, pool=32, deadline_steps=5)).max_pool_wait_steps
+    assert usual < bounded <= 2.2 * usual
 
 
 def test_bfio_balances_better_than_fcfs() -> None:
