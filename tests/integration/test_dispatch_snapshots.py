@@ -42,7 +42,7 @@ async def test_ranks_that_do_not_report_are_not_awaited_for_long() -> None:
     began_s = asyncio.get_running_loop().time()
     await soon(waiter)
 
-    assert asyncio.get_running_loop().time() - began_s < 1
+    assert asyncio.get_running_loop().time() - began_s < 5
     assert sent_to(waiter) == "a"
 
 

@@ -141,7 +141,7 @@ def test_a_run_whose_router_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_run_that_takes_too_long_counts_what_is_lost(tmp_path: Path) -> None:
     plan = RunPlan("jsq", Dispatch.POOL, requests=9, cap_tokens=400, seed=0, time_scale=500.0)
     before = children()
-    outcome = execute(plan, Fleet(workers=2, slots=2), tmp_path, timeout_s=3)
+    outcome = execute(plan, Fleet(workers=2, slots=2), tmp_path, timeout_s=10)
     assert not outcome.complete
     assert outcome.report["interrupted"] is True
     assert outcome.report["lost"] == 9

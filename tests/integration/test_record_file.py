@@ -161,7 +161,7 @@ async def test_a_slow_reader_costs_no_more_than_its_room_and_is_told_what_it_mis
         if not cluster.watchers:
             read_on.set()
             await asyncio.sleep(0.01)
-        for _ in range(5):
+        for _ in range(50):
             number += 1
             step(cluster, number)
         await asyncio.sleep(0.004)

@@ -122,6 +122,28 @@ def test_a_lockstep_group_is_up_when_all_its_workers_are() -> None:
     assert [worker.spec.id for worker in group.live_workers()] == ["a", "b"]
 
 
+def test_a_request_is_where_it_was_sent_among_groups_with_one_line() -> None:
+    cluster, sent = Cluster([WorkerSpec("a", "", "one"), WorkerSpec("b", "", "two")]), request(1)
+    for worker in "ab":
+        cluster.apply(WorkerUp(worker))
+    one, two = cluster.groups["one"], cluster.groups["two"]
+    one.line.merge(two.line)
+    assert two.line.groups == [one, two]
+    sent = replace(sent, group="one")
+    assert cluster.at(sent) is one, "it goes by its route before it comes"
+    cluster.apply(Arrived(sent))
+    assert (cluster.at(sent), two.line.waiting) == (one, 1)
+    cluster.apply(Dispatched(sent.id, "b"))
+    assert (cluster.at(sent), one.line.waiting) == (two, 0)
+    assert (sum(one.held.values()), sum(two.held.values())) == (0, 1)
+    cluster.apply(Returned(sent.id, again := sent.again()))
+    assert (cluster.at(again), two.line.waiting) == (one, 1)
+    cluster.apply(Dispatched(again.id, "a"))
+    cluster.apply(Ended(again.id, Outcome.COMPLETED))
+    assert (cluster.at(again), one.line.waiting) == (one, 0)
+    assert not one.held + two.held
+
+
 def test_a_request_from_arrival_to_end() -> None:
     cluster, sent = cluster_of(), request(1)
     group = cluster.groups["default"]
