@@ -28,10 +28,10 @@ from router.core.state.rates import GroupRates, Growth, TokenRate
 from router.core.state.running_table import RunningTable, joined
 from router.core.state.short_misses import fetched_or_cached
 from router.core.state.step_watch import ClosedStep, Said
+from router.core.state.wanted import Wanted
 from router.core.state.worker import Worker
 from router.core.step_fit import FittedStepTime
 from router.core.step_time import StepBudget, StepTime
-from router.core.targets import Targets
 from router.core.types import PAUSED, Dispatch, Hits, PoolState, Request, WorkerSpec, WorkerView
 
 
@@ -63,7 +63,7 @@ class Group:
         self.workers: dict[str, Worker] = {}
         self.line = Line(self)
         self.held: Counter[str] = Counter()  # slots in use, by tenant
-        self._wanted: Counter[Targets] = Counter()  # by requests at its workers
+        self.wanted = Wanted()  # by requests at its workers
         self.departures: list[Departure] = []  # requests that stopped running; the reader clears it
         self.token_rate: TokenRate = TokenRate() if serves is None else serves.token_rate
         self._table = RunningTable()
@@ -193,13 +193,6 @@ class Group:
         """Slots of the largest engine; None unless all report theirs."""
         reported = [worker.feed.slots if worker.feed else 0 for worker in self.workers.values()]
         return max(reported, default=None) if all(reported) else None
-
-    @property
-    def wanted(self) -> Targets:
-        """The tightest targets of the requests at its workers."""
-        ttfts = [each.ttft_s for each in self._wanted if each.ttft_s is not None]
-        tpots = [each.tpot_s for each in self._wanted if each.tpot_s is not None]
-        return Targets(min(ttfts, default=None), min(tpots, default=None))
 
     @property
     def slots(self) -> int:
@@ -380,8 +373,7 @@ class Group:
         """Move a waiting request to a worker; ``now_s`` None (as in ``leave``): unknown."""
         self._withdraw(request, but=self)
         self.held[request.tenant] += request.slots
-        if request.targets is not None:
-            self._wanted[request.targets] += 1
+        self.wanted.add(request.targets)
         hits, cached = self._cached, None
         told = self.prefix_hits is not None or self.prefixes.tells(worker.spec.id)
         told = told or guesses.guessed(self.prefixes, worker)
@@ -408,8 +400,7 @@ class Group:
         self.held[request.tenant] -= request.slots
         if not self.held[request.tenant]:
             del self.held[request.tenant]
-        if request.targets is not None:
-            self._wanted -= Counter((request.targets,))
+        self.wanted.remove(request.targets)
         if request.metered:
             self._ledger.energy.forget(worker.spec.id, request.id)
         self._own_steps.leave(request.id)

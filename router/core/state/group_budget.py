@@ -8,7 +8,7 @@ from router.core.state.group import Group
 from router.core.step_time import StepBudget
 from router.core.targets import Targets
 
-# Part of the tightest target that the mean over requests is to keep, since each is judged by its
+# Part of the tight target that the mean over requests is to keep, since each is judged by its
 # own. Found by simulation.
 _PART = 0.8
 
@@ -18,7 +18,7 @@ class GroupBudget:
 
     Args:
         budget: chooses it after each step; or the same for all steps; None: while requests with a
-            TPOT target run, it is chosen by the tightest of them, else it is the engines' own.
+            TPOT target run, it is chosen by their targets, else it is the engines' own.
     """
 
     def __init__(self, group: Group, budget: PromptBudget | int | None) -> None:
@@ -27,6 +27,7 @@ class GroupBudget:
         # By the requests' own targets; workers that only compute prompts make nobody wait.
         own = budget is None and group.serves is None
         self._by_requests = PromptBudget(Targets()) if own else None
+        self._wanted = False
         self._own: Mapping[str, StepBudget] = {}
         self._counted = StepTotals()
         self._before_tokens = 0.0  # of a prompt token of the last step that computed any, mean
@@ -38,15 +39,12 @@ class GroupBudget:
 
     def step_ended(self) -> bool:
         """Choose for the coming step; call it at each step's end. False: nothing is chosen."""
-        group, budget = self._group, self._budget
-        if self._by_requests is not None and (wanted := group.wanted).tpot_s is not None:
-            budget = self._by_requests
-            budget.targets = Targets(wanted.ttft_s, _PART * wanted.tpot_s)
-        elif self._by_requests is not None and group.prompt_budget is not None:
-            group.prompt_budget, self._own = None, {}
-            return True
+        group, budget = self._group, self._follow()
         if budget is None:
-            return False
+            ended = self._by_requests is not None and group.prompt_budget is not None
+            if ended:
+                group.prompt_budget, self._own = None, {}
+            return ended
         cost, every = group.step_time, group.every_step
         told = [(each, each.feed) for each in group.live_workers() if each.feed is not None]
         batch = max((feed.running for _, feed in told), default=0)
@@ -63,6 +61,7 @@ class GroupBudget:
             self._before_tokens = context / step.prompt_tokens
         rest_s, before = max(rests_s.values(), default=0.0), self._before_tokens
         seen = StepSeen(step.step_s, step.output_tokens, firsts, unstarted, rest_s, before)
+        self._aim(rest_s)
         chosen, self._own = budget.after(seen, cost), {}
         if not rests_s:  # no engine tells of its steps, so none takes budgets
             chosen = None
@@ -76,3 +75,18 @@ class GroupBudget:
             chosen = StepBudget(chosen.tokens)
         group.prompt_budget = chosen
         return True
+
+    def _follow(self) -> PromptBudget | None:
+        if self._by_requests is None:
+            return self._budget
+        was, self._wanted = self._wanted, bool(self._group.wanted)
+        if self._wanted and not was:  # earlier steps tell nothing of these requests
+            self._counted = self._group.every_step
+        return self._by_requests if self._wanted else None
+
+    def _aim(self, rest_s: float) -> None:
+        """Without a TPOT target that can be kept, prompts are bounded as they are without any."""
+        if (budget := self._by_requests) is not None:
+            wanted = self._group.wanted.together(rest_s)
+            tpot_s = None if wanted.tpot_s is None else _PART * wanted.tpot_s
+            budget.targets = Targets(wanted.ttft_s, tpot_s)

@@ -10,6 +10,7 @@ from router.core.prompt_budget import PromptBudget, StepSeen
 from router.core.state.cluster import Cluster
 from router.core.state.group import Group
 from router.core.state.group_budget import GroupBudget
+from router.core.state.wanted import Wanted
 from router.core.step_fit import FittedStepTime
 from router.core.step_time import StepBudget, StepTime
 from router.core.targets import Targets
@@ -137,7 +138,7 @@ def test_requests_with_targets_bring_a_budget_while_they_run() -> None:
     assert not budget.step_ended(), "they wait"
     for one in every:
         made.apply(Dispatched(one.id, "b"))
-    assert group.wanted == Targets(0.2, 20e-3)
+    assert group.wanted.together(0.0) == Targets(0.2, 20e-3)
     assert budget.step_ended()
     told = PromptBudget(Targets(0.2, 16e-3))
     GroupBudget(other := cluster(COST).groups["default"], told).step_ended()
@@ -145,7 +146,7 @@ def test_requests_with_targets_bring_a_budget_while_they_run() -> None:
     assert other.prompt_budget is not None
     assert group.prompt_budget.tokens <= other.prompt_budget.tokens
     made.apply(Ended("es-1", Outcome.COMPLETED))
-    assert group.wanted == Targets(0.2, 40e-3)
+    assert group.wanted.together(0.0) == Targets(0.2, 40e-3)
     made.apply(Ended("es-2", Outcome.COMPLETED))
     assert budget.step_ended(), "the engines' own bound holds again"
     assert group.prompt_budget is None
@@ -161,3 +162,35 @@ def test_a_budget_that_was_told_does_not_follow_requests() -> None:
     made.apply(Dispatched(one.id, "b"))
     assert not constant.step_ended()
     assert group.prompt_budget == (77, 1)
+
+
+def test_few_requests_with_tight_targets_do_not_slow_all_others_down() -> None:
+    wanted = Wanted()
+    assert not wanted
+    wanted.add(None)
+    wanted.add(Targets(0.1, None))
+    assert not wanted, "nobody wants a time of each token"
+    for _ in range(18):
+        wanted.add(Targets(1.0, 40e-3))
+    wanted.add(Targets(0.1, 1e-3))
+    assert wanted
+    assert wanted.together(0.0) == Targets(1.0, 40e-3)
+    wanted.add(Targets(None, 2e-3))
+    assert wanted.together(0.0) == Targets(1.0, 40e-3)
+    wanted.add(Targets(None, 2e-3))
+    assert wanted.together(0.0) == Targets(1.0, 2e-3)
+    assert wanted.together(2e-3) == Targets(1.0, 40e-3), "no budget keeps it"
+    for targets in (None, *[Targets(1.0, 40e-3)] * 18):
+        wanted.remove(targets)
+    assert wanted.together(2e-3) == Targets(0.1, None)
+
+
+def test_a_target_that_no_budget_keeps_does_not_bound_prompts() -> None:
+    made = cluster(COST)
+    group = made.groups["default"]
+    budget = GroupBudget(group, None)
+    made.apply(Arrived(one := asking(1, None, 1e-3)))
+    made.apply(Dispatched(one.id, "b"))
+    assert budget.step_ended()
+    GroupBudget(other := cluster(COST).groups["default"], PromptBudget(Targets())).step_ended()
+    assert group.prompt_budget == other.prompt_budget
