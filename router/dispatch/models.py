@@ -167,22 +167,23 @@ class ModelTable:
 
     def askable(self, group: str) -> Set[str]:
         """Workers of these groups that take requests."""
-        return set[str]().union(*(each.askable for each in self._groups(group)))
+        return set[str]().union(*(each.askable for each in self.groups(group)))
 
     def most_slots(self, group: str) -> int | None:
         """Slots of the largest engine; None unless all report theirs."""
-        most = [each.most_slots for each in self._groups(group)]
+        most = [each.most_slots for each in self.groups(group)]
         return None if None in most else max(filter(None, most), default=None)
 
     def ranks(self, group: str) -> dict[str, int]:
         """Data-parallel rank of each worker."""
-        return {i: rank for each in self._groups(group) for i, rank in ranks_of(each).items()}
+        return {i: rank for each in self.groups(group) for i, rank in ranks_of(each).items()}
 
     def asks_any(self, group: str) -> bool:
         """Whether one of these groups asks for the content of requests."""
-        return any(self.asks(each.name) for each in self._groups(group))
+        return any(self.asks(each.name) for each in self.groups(group))
 
-    def _groups(self, group: str) -> list[Group]:
+    def groups(self, group: str) -> list[Group]:
+        """Those that share its models, itself included."""
         known = self._cluster.groups
         return [known[name] for name in self.together(group) if name in known]
 

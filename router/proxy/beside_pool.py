@@ -1,12 +1,12 @@
 """Endpoints that generate nothing: their requests skip the pool and take no slot.
 
-Each goes to the live worker with the fewest requests of all kinds. If that fails before the first
-byte, another worker is tried.
+Each goes to the live worker with the fewest requests of all kinds, in any group of its model. If
+that fails before the first byte, another worker is tried.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -55,13 +55,13 @@ class Aside:
         self.in_flight = 0
         self._sent: Counter[str] = Counter()
 
-    def choose(self, group: Group, tried: frozenset[str], lacks: Set[str]) -> Worker:
+    def choose(self, groups: Sequence[Group], tried: frozenset[str], lacks: Set[str]) -> Worker:
         """The least busy untried worker that serves the model; NoWorkerError: none is up."""
         closed = tried | lacks
-        able = [worker for worker_id, worker in group.workers.items() if worker_id not in closed]
-        taking = [worker for worker in able if worker.takes]
+        every = [pair for group in groups for pair in group.workers.items()]
+        taking = [worker for worker_id, worker in every if worker_id not in closed and worker.takes]
         if not taking:
-            raise NoWorkerError(f"no worker of group {group.name!r} is up; retry")
+            raise NoWorkerError(f"no worker of group {groups[0].name!r} is up; retry")
 
         def lets_in(worker: Worker) -> bool:  # after an ejection the breaker allows trials only
             return worker.breaker.capacity(1, worker.slots, worker.in_flight + worker.aside) > 0
@@ -71,8 +71,8 @@ class Aside:
             key=lambda worker: (worker.in_flight + worker.aside, self._sent[worker.spec.id]),
         )
 
-    def begin(self, group: Group, worker: Worker, attempt: str) -> None:
-        self.context.dispatcher.deciders[group.name].stats.beside += 1
+    def begin(self, worker: Worker, attempt: str) -> None:
+        self.context.dispatcher.deciders[worker.spec.group].stats.beside += 1
         worker.breaker.sent(attempt)
         worker.aside += 1
         self.in_flight += 1
@@ -95,17 +95,17 @@ def add_aside(app: FastAPI, context: DecidingContext) -> Aside:
 async def _serve(aside: Aside, request: Request) -> Response:
     context, scope = aside.context, request.scope
     body, model = await _read(aside, request)
-    group = context.dispatcher.cluster.groups[context.models.group(model)]
+    groups = context.models.groups(context.models.group(model))
     dialect = MESSAGES if scope["path"].startswith("/v1/messages/") else COMPLETIONS
     asked = ClientRequest.read(scope, body, dialect)
     waiting = PoolRequest(
         id=asked.head.token,
-        group=group.name,
+        group=groups[0].name,
         prompt_tokens=0,
         arrival_s=context.clock(),
         lacks=context.models.lacking(model),
     )
-    place = _Place(aside, group, scope, asked)
+    place = _Place(aside, groups, scope, asked)
     relay = Relay(replace(context.relay, port=place), waiting, asked)
     # The object is an ASGI application, and Starlette only calls it.
     return cast(Response, partial(serve, relay))
@@ -131,18 +131,20 @@ async def _read(aside: Aside, request: Request) -> tuple[bytes, str | None]:
 class _Place:
     """One of these requests at its worker; acts as a relay's dispatcher."""
 
-    def __init__(self, aside: Aside, group: Group, scope: Scope, asked: ClientRequest) -> None:
+    def __init__(
+        self, aside: Aside, groups: Sequence[Group], scope: Scope, asked: ClientRequest
+    ) -> None:
         self._aside = aside
-        self._group = group
+        self._groups = groups
         self._scope = scope
         self._asked = asked
         self._port = aside.context.relay.port
         self._worker: Worker | None = None
 
     def submit(self, request: PoolRequest) -> Waiter:
-        worker = self._aside.choose(self._group, request.avoid, request.lacks)
-        self._asked.line = note_sent(self._scope, self._group.name, worker.spec.id)
-        self._aside.begin(self._group, worker, request.id)
+        worker = self._aside.choose(self._groups, request.avoid, request.lacks)
+        self._asked.line = note_sent(self._scope, worker.spec.group, worker.spec.id)
+        self._aside.begin(worker, request.id)
         self._worker = worker
         chosen = asyncio.get_running_loop().create_future()
         chosen.set_result(worker.spec)

@@ -179,6 +179,22 @@ async def test_nobody_is_there(two: Two) -> None:
     assert answer.json()["error"]["type"] == "ServiceUnavailableError"
 
 
+async def test_any_group_of_the_model_serves_it() -> None:
+    async with scripted(3) as engines, serving(engines, groups="xxy") as router:
+        asked = [ask(router) for _ in engines]
+        for engine in engines:
+            await (await engine.next()).answer(b"{}")
+        assert {(await soon(each)).status_code for each in asked} == {200}
+
+        router.down("a")
+        router.down("b")
+        alone = ask(router)
+        await (await engines[2].next()).answer(b"{}")
+        assert (await soon(alone)).status_code == 200
+        beside = {name: each.stats.beside for name, each in router.dispatcher.deciders.items()}
+        assert beside == {"x": 2, "y": 2}
+
+
 async def test_a_client_that_leaves(two: Two) -> None:
     router, *engines = two
     asked = ask(router)

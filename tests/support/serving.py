@@ -5,7 +5,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -159,15 +159,19 @@ async def serving(
     breakers: BreakerSettings = DEFAULTS,
     plane: DataPlane | None = None,
     client_ranks: bool = False,
+    groups: Sequence[str] = (),
     **settings: Any,
 ) -> AsyncIterator[Router]:
     """A router before these engines until the block ends; ``settings`` of the dispatch loop.
 
     The first ``prefills`` of them compute prompts, and keep the KV for ``kept_s``; ``bootstrap`` is
     their bootstrap server. ``door`` lets clients in; ``engine_key`` is shown to the
-    engines. Without a ``plane`` it is that of ``evenstep serve`` in this environment.
+    engines. Without a ``plane`` it is that of ``evenstep serve`` in this environment. ``groups``:
+    of each engine, if there are several.
     """
     specs = _specs(engines, slots, prefills, bootstrap)
+    if groups:
+        specs = [replace(spec, group=name) for spec, name in zip(specs, groups, strict=True)]
     cluster = Cluster(specs, breakers=breakers)
     dispatcher = Dispatcher(
         cluster,
@@ -177,6 +181,7 @@ async def serving(
         time.monotonic,
     )
     models = ModelTable(cluster, aliases or {})
+    models.on_shared = dispatcher.share
     for spec in specs:
         dispatcher.apply(WorkerUp(spec.id))
         models.learn(spec.id, {MODEL: {}})
