@@ -101,7 +101,8 @@ class EngineView:
             parallel.assigned_physical_gpu_ids,
         )
         # Steps are those of a group with mixture of experts; of dense models each engine is alone.
-        self.lockstep = int(parallel.data_parallel_size) > 1
+        self.ranks = int(parallel.data_parallel_size)
+        self.lockstep = self.ranks > 1
         self.slots = int(getattr(scheduler, first_name(scheduler, SLOTS)))
         # Whether it proposes tokens, so that requests gain several in a step.
         self.drafts = int(scheduler.num_spec_tokens) > 0

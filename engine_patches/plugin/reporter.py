@@ -212,6 +212,7 @@ class Reporter:
                 group=settings.group,
                 worker=settings.name(engine.rank),
                 rank=engine.rank,
+                ranks=engine.ranks,
                 initial=initial,
                 clock=self._wall,
                 context=self._context,

@@ -66,6 +66,7 @@ class SnapshotMessage(_Reported, omit_defaults=True, kw_only=True):
     group: str
     worker: str
     rank: int
+    ranks: int = 0
     epoch: str
     version: int
     sequence: int
@@ -100,6 +101,7 @@ class SnapshotPublisher:
 
     Args:
         endpoint: of the stream; full snapshots are served at its ``full_endpoint``.
+        ranks: engines that stand and fall with this one, itself included; 0: unknown.
         initial: published at once as a full snapshot.
         clock: wall clock, seconds since 1970.
         rows: all running requests for a full snapshot; by default those last published.
@@ -115,6 +117,7 @@ class SnapshotPublisher:
         group: str,
         worker: str,
         rank: int,
+        ranks: int = 0,
         initial: StepReport,
         clock: Callable[[], float] = time.time,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
@@ -132,6 +135,7 @@ class SnapshotPublisher:
             group=group,
             worker=worker,
             rank=rank,
+            ranks=ranks,
             epoch=self.epoch,
             version=SCHEMA_VERSION,
             sequence=0,

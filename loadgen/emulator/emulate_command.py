@@ -48,6 +48,9 @@ class EmulateOptions:
         float, flag("Wall seconds per engine second; above 1 is slower.", "X")
     ] = 1.0
     barrier: Annotated[bool, flag("Workers step together, or each alone.")] = True
+    lockstep: Annotated[
+        bool, flag("As real ranks, workers stall while one is dead, and tell so.")
+    ] = False
     speed: Annotated[str, flag("Relative speed: of each worker, or of all.", "1,1,.5")] = "1"
     model: Annotated[str, flag("Name of the model served.", "NAME")] = "emulated"
     group: Annotated[str, flag("Group of the workers.", "NAME")] = "default"

@@ -35,7 +35,13 @@ class EmulatedFleet:
             EmulatedWorker(
                 rank,
                 settings,
-                StateStream(endpoint, group=group, worker=f"{group}-{rank}", rank=rank),
+                StateStream(
+                    endpoint,
+                    group=group,
+                    worker=f"{group}-{rank}",
+                    rank=rank,
+                    ranks=settings.workers if settings.lockstep and rank < settings.workers else 1,
+                ),
                 kept,
             )
             for rank, endpoint in enumerate(endpoints)

@@ -66,6 +66,11 @@ class EmulatedWorker:
         return self.fault is not None and self.fault.kind == "hang"
 
     @property
+    def stalls(self) -> bool:
+        """Whether those that step with it have to wait for it."""
+        return self.hung or (self.settings.lockstep and not self.model.live)
+
+    @property
     def garbled(self) -> bool:
         return self.fault is not None and self.fault.kind == "garbage"
 

@@ -45,6 +45,7 @@ class EmulatorSettings:
     power: PowerModel = field(default_factory=PowerModel)
     time_scale: float = 1.0  # wall seconds per engine second
     barrier: bool = True
+    lockstep: bool = False  # whether workers stall while one of them is dead, and tell so
     speeds: tuple[float, ...] = ()  # relative speed of each worker, or one for all; empty: 1
     model: str = "emulated"
     group: str = "default"
@@ -85,6 +86,8 @@ class EmulatorSettings:
                 f"--speed has {len(self.speeds)} numbers for {self.workers} workers: "
                 "give one for all of them, or one for each"
             )
+        if self.lockstep and not self.barrier:
+            raise ConfigError("--lockstep: workers that step alone need no others")
         if any(not 0 < speed < math.inf for speed in self.speeds):
             raise ConfigError("--speed takes numbers above 0")
         self._check_ports()

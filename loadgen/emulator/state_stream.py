@@ -26,11 +26,14 @@ class StateStream:
     Without an endpoint it publishes nothing.
     """
 
-    def __init__(self, endpoint: str | None, *, group: str, worker: str, rank: int) -> None:
+    def __init__(
+        self, endpoint: str | None, *, group: str, worker: str, rank: int, ranks: int = 0
+    ) -> None:
         self._endpoint = endpoint
         self._group = group
         self._worker = worker
         self._rank = rank
+        self._ranks = ranks
         self._publisher: SnapshotPublisher | None = None
         self._silent = False
         self._cached = CachedBlocks(0)
@@ -49,6 +52,7 @@ class StateStream:
                 group=self._group,
                 worker=self._worker,
                 rank=self._rank,
+                ranks=self._ranks,
                 initial=initial,
                 cached=self._cached,
                 leases=self._leases,

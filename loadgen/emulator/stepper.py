@@ -115,12 +115,12 @@ class Stepper:
         length_s = step.seconds * self._time_scale
         due_s = begun_s + length_s
         await timer.until(due_s)
-        hung = any(worker.hung for worker in self._workers.values())
-        if hung:
-            await self._until(lambda: not any(w.hung for w in self._workers.values()))
+        stalled = any(worker.stalls for worker in self._workers.values())
+        if stalled:
+            await self._until(lambda: not any(w.stalls for w in self._workers.values()))
         now_s = time.monotonic()
         late = (now_s - due_s) / length_s
-        if not hung:
+        if not stalled:
             self._lateness.add(late)
         self._end(step, late)
         return now_s if late > 1 else due_s

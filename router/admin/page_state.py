@@ -12,6 +12,7 @@ from router.core.clock import Clock
 from router.core.forecast.look_ahead import Parameters
 from router.core.policies.policy_table import POLICIES
 from router.core.rounds.decider import Decider
+from router.core.state import lockstep
 from router.core.state.cluster import Cluster
 from router.core.state.group import Group
 from router.core.state.worker_status import WorkerStatus, status_of
@@ -59,6 +60,7 @@ class Status:
             "name": group.name,
             "serves": group.serves.name if group.serves else None,
             "lockstep": group.lockstep,
+            "lockstep_by": lockstep.source(group),
             "barrier": group.barrier,
             "emulated": any(map(self._emulated, group.workers)),
             "pool_requests": decider.waiting if decider else None,

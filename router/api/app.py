@@ -15,6 +15,7 @@ from router.api.front import KeyGuard, add_error_handlers
 from router.api.openapi import add_description
 from router.api.shared_routes import Render, add_instance, add_metrics
 from router.core.process_counts import ProcessCounts
+from router.core.state import lockstep
 from router.core.state.group import Group
 from router.core.state.worker_status import WorkerStatus, status_of
 from router.core.types import StateSource
@@ -111,6 +112,7 @@ def _describe_group(group: Group, context: AppContext) -> dict[str, Any]:
         prompts = f"in {prefills.name}" if prefills.serving else f"here: {prefills.name} is down"
     return {
         "lockstep": group.lockstep,
+        "lockstep_by": lockstep.source(group),
         "prompts": prompts,
         "pool_requests": context.dispatcher.deciders[group.name].waiting,
         "workers": [

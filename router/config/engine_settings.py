@@ -33,8 +33,9 @@ class EngineSettings(SettingGroup):
     )
     lockstep: Words = setting(
         (),
-        "Group whose workers go down together, as data-parallel ranks do; may be repeated.",
-        metavar="GROUP",
+        "Group whose workers go down together, as data-parallel ranks do, or with =no never do; "
+        "may be repeated. Unset: as its engines tell.",
+        metavar="GROUP[=no]",
         live=True,
     )
     kv_transfer: Literal["params", "content"] = setting(
@@ -159,7 +160,7 @@ class EngineSettings(SettingGroup):
     @classmethod
     def _known_groups(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         groups = {worker.group for worker in info.data.get("workers", ())}
-        for name in value:
+        for name in (word.removesuffix("=no") for word in value):
             if groups and name not in groups:
                 raise ValueError(unknown("lockstep group", name, groups))
         return value

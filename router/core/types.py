@@ -363,6 +363,7 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
         chains: blocks of requests that entered or ended.
         prompt_budget: prompt tokens that the last step could hold by the budgets of routers; 0: it
             had no such bound; None: the engine takes none.
+        ranks: engines that stand and fall with this one, itself included; 0: it does not tell.
     """
 
     kind: Literal["full", "delta", "growth"]
@@ -399,3 +400,4 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     blocks_cleared: bool = False
     chains: Annotated[tuple[PromptChain, ...], Meta(max_length=MOST_ENDED)] = ()
     prompt_budget: Count | None = None
+    ranks: Count = 0

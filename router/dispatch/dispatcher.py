@@ -36,6 +36,7 @@ from router.dispatch.group_queue import (
     Shared,
 )
 from router.dispatch.interface import Again, Waiter
+from router.dispatch.lockstep_log import LockstepLog
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Dispatcher:
         self._make_look_ahead = make_look_ahead
         self._weight = weight
         self._prompt_rule: int | Targets | None = None
+        self._lockstep_log = LockstepLog()
         self._shared = Shared(cluster, clock, settings, NothingIncoming())
         self.on_change: Callable[[], None] = lambda: None
         self.queues: dict[str, GroupQueue] = {}
@@ -286,6 +288,7 @@ class Dispatcher:
                     self.on_change()
             except Exception:  # the other groups go on
                 log.exception("group %s: its timeouts could not be checked", queue.group.name)
+            self._lockstep_log.look(queue.group)
         for name, queue in list(self.queues.items()):
             if queue.dissolvable and self.cluster.dissolve(name):
                 for gone in self.queues.keys() - self.cluster.groups.keys():

@@ -51,8 +51,9 @@ class Observer:
         self._admin_keys = key_source(settings.admin_key_file)
         self.requests = 0
         # Without lockstep: one silent worker must not take the others down.
+        alone = [f"{worker.group}=no" for worker in settings.workers]
         self.cluster = Cluster(
-            settings.workers, power_levels=levels, step_time=settings.fixed_step_time
+            settings.workers, alone, power_levels=levels, step_time=settings.fixed_step_time
         )
         self._stale_s = settings.snapshot_stale_s
         self._calibrated = levels is not None

@@ -317,7 +317,8 @@ def _with_worker(header: Header, line: WorkerLine) -> Header:
     workers[line.worker] = msgspec.structs.replace(
         before, slots=line.slots, kv_tokens=line.kv_tokens, block_tokens=line.block_tokens
     )
-    changed = RecordedGroup(group.lockstep, tuple(workers.values()))
+    lockstep = None if group.lockstep is None else line.lockstep
+    changed = RecordedGroup(lockstep, tuple(workers.values()))
     return msgspec.structs.replace(header, groups={**header.groups, line.group: changed})
 
 

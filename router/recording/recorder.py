@@ -67,7 +67,7 @@ class _Times:
     first_byte_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Columns:
     """Workers of a group, in the order of its steps' lists."""
 
@@ -220,12 +220,14 @@ class Recorder:
     def _look(self, now_s: float) -> None:
         self._look_s = now_s + _LOOK_S
         for group in self._cluster.groups.values():
-            columns = self._columns[group.name].workers
-            columns += [worker_id for worker_id in group.workers if worker_id not in columns]
+            columns = self._columns[group.name]
+            order, changed = columns.workers, columns.lockstep != group.lockstep
+            columns.lockstep = group.lockstep
+            order += [worker_id for worker_id in group.workers if worker_id not in order]
             for worker in group.workers.values():
                 block_tokens = group.prefixes.block_tokens(worker.spec.id)
                 known = _described(worker, self._known.get(worker.spec.id), block_tokens)
-                if self._known.get(known.id) != known:
+                if changed or self._known.get(known.id) != known:
                     self._known[known.id] = known
                     reported = known.slots, known.kv_tokens, known.rank
                     line = lines.WorkerLine(

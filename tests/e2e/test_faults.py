@@ -95,10 +95,15 @@ async def test_a_worker_that_falls_silent_gives_back_what_it_has_not_started(
         await client.aclose()
 
 
-async def test_a_lockstep_group_goes_down_and_comes_back_as_a_whole(tmp_path: Path) -> None:
-    """The emulated fleet would go on without the dead worker; real ranks in lockstep cannot."""
-    lockstep = ("--lockstep", "default")
-    with cluster(tmp_path, "--time-scale", "4", router_flags=lockstep) as (fleet, router):
+@pytest.mark.parametrize(
+    ("of_fleet", "of_router"), [((), ("--lockstep", "default")), (("--lockstep",), ())]
+)
+async def test_a_lockstep_group_goes_down_and_comes_back_as_a_whole(
+    tmp_path: Path, of_fleet: tuple[str, ...], of_router: tuple[str, ...]
+) -> None:
+    """It is set, as the emulated fleet would go on without the dead worker; or its ranks tell."""
+    flags = "--time-scale", "4", *of_fleet
+    with cluster(tmp_path, *flags, router_flags=of_router) as (fleet, router):
         client = HttpClient()
         seen = [Seen() for _ in range(WORKERS * SLOTS + 2)]
         async with asyncio.timeout(60):

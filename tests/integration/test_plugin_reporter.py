@@ -49,7 +49,8 @@ def test_a_router_follows_steps(engine: Engine, routers: Routers) -> None:
     first = decode(stream.recv())
     rows = [(r.id, r.generated_tokens, r.cached_tokens, r.prefill_left) for r in first.running]
     assert rows == [("a", 0, 0, 12), ("b", 1, 4, 0)]
-    assert (first.group, first.worker, first.rank, first.slots) == ("g", "w", 0, 4)
+    assert (first.group, first.worker, first.rank, first.ranks) == ("g", "w", 0, 1)
+    assert first.slots == 4
     assert (first.step, first.step_s, first.waiting) == (1, 0.5, 0)
     assert (first.scheduled_prefill_tokens, first.scheduled_decode_tokens) == (10, 0)
     assert first.kv_groups == (KvGroup(4, 4, 100),)

@@ -42,7 +42,7 @@ function tags(group) {
   const found = [];
   if (group.emulated) found.push("emulated engines, no GPU");
   if (group.serves) found.push(`computes prompts for ${group.serves}`);
-  if (group.lockstep) found.push("in lockstep: all up or all down");
+  if (group.lockstep) found.push(`in lockstep (by ${group.lockstep_by}): all up or all down`);
   if (!group.rule) found.push("observed, not routed");
   return found;
 }

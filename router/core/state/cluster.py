@@ -42,7 +42,8 @@ class Cluster:
 
     Args:
         specs: decode workers first; ConfigError: two workers have one id.
-        lockstep: groups that are down as soon as one of their workers is.
+        lockstep: groups that are down as soon as one of their workers is; ``NAME=no`` never is. The
+            others are if their engines tell so.
         step_time: cost of a step of answering workers; None: each group learns its own.
     """
 
@@ -123,7 +124,7 @@ class Cluster:
                     f"worker {spec.id!r} would compute prompts for group {spec.group!r}, which has "
                     "no worker that decodes: add one first"
                 )
-            lockstep = spec.stage in self._lockstep
+            lockstep = self._imposed(spec.stage) if serves is None else False
             group = self._make(spec.stage, lockstep=lockstep, serves=serves)
             self.groups[spec.stage] = group
             if serves is None:
@@ -152,9 +153,11 @@ class Cluster:
 
     def set_lockstep(self, names: Collection[str]) -> None:
         self._lockstep = names
-        for group in self.groups.values():
-            if group.lockstep != (group.name in names):
-                group.set_lockstep(group.name in names)
+        for group in self.answering:
+            group.set_lockstep(self._imposed(group.name))
+
+    def _imposed(self, group: str) -> bool | None:
+        return False if f"{group}=no" in self._lockstep else group in self._lockstep or None
 
     def fix_step_time(self, step_time: StepTime | None) -> None:
         self.step_time = step_time

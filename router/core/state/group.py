@@ -22,6 +22,7 @@ from router.core.state import guesses
 from router.core.state.barrier import StepLedger, StepShares, StepTotals
 from router.core.state.breaker import DEFAULTS, Breaker, BreakerSettings, may_open, review
 from router.core.state.line import Line
+from router.core.state.lockstep import told_ranks
 from router.core.state.own_steps import OwnSteps
 from router.core.state.prefill_worker import PrefillWorker
 from router.core.state.rates import GroupRates, Growth, TokenRate
@@ -42,13 +43,13 @@ class Group:
         self,
         name: str,
         *,
-        lockstep: bool = False,
+        lockstep: bool | None = None,
         serves: Group | None = None,
         power_levels: PowerLevels | None = None,
         breakers: BreakerSettings = DEFAULTS,
     ) -> None:
         self.name = name
-        self.lockstep = lockstep  # true if no worker can step without all others
+        self.imposed = lockstep  # whether it is in lockstep, whatever engines tell; None: unset
         self.serves = serves  # decode group, for a prefill group; else None
         self.prefills: Group | None = None  # group of its prefill workers, once it has had any
         # What its workers' snapshots tell of their prefix caches, or is guessed.
@@ -87,6 +88,13 @@ class Group:
     @property
     def every_step(self) -> StepTotals:
         return sum(self.totals.values(), StepTotals())
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether no worker can step without all others: as imposed, else as the engines tell."""
+        if self.imposed is not None:
+            return self.imposed
+        return told_ranks(self.workers.values()) >= max(2, len(self.workers))
 
     @property
     def barrier(self) -> bool | None:
@@ -247,8 +255,8 @@ class Group:
         self._watched.discard(worker_id)
         self._settle_health()
 
-    def set_lockstep(self, lockstep: bool) -> None:
-        self.lockstep = lockstep
+    def set_lockstep(self, imposed: bool | None) -> None:
+        self.imposed = imposed
         self._settle_health()
 
     # Breakers.
@@ -321,6 +329,9 @@ class Group:
 
     def receive(self, event: SnapshotReceived) -> bool:
         worker = self.workers[event.worker_id]
+        if worker.ranks != event.snapshot.ranks:
+            worker.ranks = event.snapshot.ranks
+            self._settle_health()
         if worker.feed is None or worker.feed.epoch != event.snapshot.epoch:
             self._ledger.leave(event.worker_id)
         snapshot = worker.meter.added_to(event.snapshot, event.received_s)
@@ -418,10 +429,11 @@ class Group:
 
     def _settle_health(self, told_of: str | None = None) -> None:
         """In lockstep one sick worker takes the group down."""
+        lockstep = self.lockstep
         sick = [w for i, w in self.workers.items() if w.trouble and i not in self._newcomers]
         for worker in self.workers.values():
             was_live, worker.down_reason = worker.down_reason is None, worker.trouble
-            if self.lockstep and sick and worker.trouble is None:
+            if lockstep and sick and worker.trouble is None:
                 worker.down_reason = f"in lockstep with {sick[0].spec.id}: {sick[0].trouble}"
             down = worker.down_reason is not None
             if down and (was_live or worker.spec.id == told_of):

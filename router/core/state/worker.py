@@ -77,6 +77,7 @@ class Worker:
         self.trouble: str | None = _NOT_CHECKED  # trouble of its own engine; None while healthy
         self.down_reason: str | None = self.trouble  # None while live
         self.draining = False  # true if it receives no more requests
+        self.ranks = 0  # as its engine told last, also before it went down
         self.aside = 0  # requests under way that bypass the pool and need no slot
         self.breaker = Breaker()
         self.service: ServiceRate = GroupRates().join(spec.service_rate)

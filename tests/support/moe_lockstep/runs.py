@@ -216,7 +216,7 @@ def replay(url: str, group: Group, folder: Path, requests: int, seed: int) -> Tr
 def routing(group: Group, folder: Path, *flags: str) -> Iterator[Server]:
     """A router before a group's ranks until the block ends, once it knows them."""
     flags = (*(f"--worker={worker}" for worker in group.workers), *flags)
-    with running_router(folder, "--lockstep", "default", *flags) as router:
+    with running_router(folder, *flags) as router:
         wait_until(lambda: states(router) == [("fresh", True)] * 2, WAIT_S, "both ranks are known")
         yield router
 

@@ -408,8 +408,9 @@ def test_bad_key_files(tmp_path: Path, text: str, wrong: str) -> None:
 def test_a_lockstep_group_must_have_workers() -> None:
     workers = ["http://a:1,group=moe"]
     assert load_settings({"workers": workers, "lockstep": ["moe"]}).lockstep == ("moe",)
+    assert load_settings({"workers": workers, "lockstep": "moe=no"}).lockstep == ("moe=no",)
     with pytest.raises(ConfigError, match="unknown lockstep group 'more'; did you mean moe"):
-        load_settings({"workers": workers, "lockstep": "more"})
+        load_settings({"workers": workers, "lockstep": "more=no"})
 
 
 def test_flag_names() -> None:

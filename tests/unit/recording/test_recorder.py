@@ -83,6 +83,11 @@ def test_the_header_says_what_is_known_of_the_workers_and_later_lines_the_rest()
         )
     workers = RecordedWorker("a", 3, 9, 1600), RecordedWorker("b", None, 7, 1600)
     assert recorded.read().header.groups["default"].workers == workers
+    together = structs.replace(told(snapshot("full", 200, slots=9, step_s=0.5)), ranks=2)
+    show(recorded.cluster, together, worker_id="a")
+    recorded.now_s += 2.0
+    show(recorded.cluster, structs.replace(together, sequence=201, step=201), worker_id="b")
+    assert recorded.read().header.groups["default"].lockstep is True
     late = read(recorded.recorder.listen().take().splitlines(keepends=True), "late")
     assert late.header.groups["default"].workers == workers
 

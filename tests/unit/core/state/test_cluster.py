@@ -18,6 +18,7 @@ from router.core.events import (
     WorkerUp,
 )
 from router.core.state.cluster import Cluster
+from router.core.state.lockstep import doubt, source
 from router.core.state.worker import UNBOUNDED
 from router.core.types import (
     DEFAULT_SLOTS,
@@ -120,6 +121,81 @@ def test_a_lockstep_group_is_up_when_all_its_workers_are() -> None:
     assert cluster.worker("b").down_reason == "in lockstep with a: gone too"
     cluster.apply(WorkerUp("a"))
     assert [worker.spec.id for worker in group.live_workers()] == ["a", "b"]
+
+
+def tell(cluster: Cluster, ranks: int, *workers: str, step: int = 1, epoch: str = "e1") -> None:
+    """Reports of engines that stand and fall together."""
+    for worker_id in workers:
+        told = snapshot("full", step, running(part(ord(worker_id)), 9, 1), epoch=epoch, step_s=0.1)
+        show(cluster, structs.replace(told, ranks=ranks), worker_id=worker_id)
+
+
+def pair(lockstep: tuple[str, ...] = ()) -> Cluster:
+    cluster = Cluster([WorkerSpec(i, "", "g") for i in "ab"], lockstep)
+    for worker_id in "ab":
+        cluster.apply(WorkerUp(worker_id))
+    return cluster
+
+
+def test_a_group_is_in_lockstep_if_its_engines_tell_so() -> None:
+    cluster = pair()
+    group = cluster.groups["g"]
+    assert (group.lockstep, source(group)) == (False, "nobody")
+    tell(cluster, 2, "a")
+    assert (group.lockstep, source(group)) == (True, "engines")
+    cluster.apply(WorkerDown("a", "gone"))
+    assert cluster.worker("b").down_reason == "in lockstep with a: gone"
+    cluster.apply(WorkerUp("a"))
+    assert len(group.live_workers()) == 2
+    cluster.apply(WorkerDown("a", "gone"))
+    tell(cluster, 1, "b", epoch="e2")
+    assert not group.lockstep
+    assert [worker.spec.id for worker in group.live_workers()] == ["b"]
+    tell(cluster, 0, "b", epoch="e3")
+    assert group.lockstep, "an engine that tells nothing denies nothing"
+    assert not group.live_workers()
+
+
+@pytest.mark.parametrize(("word", "lockstep"), [("g", True), ("g=no", False)])
+def test_what_is_set_precedes_what_engines_tell(word: str, lockstep: bool) -> None:
+    cluster = pair((word,))
+    tell(cluster, 1 if lockstep else 2, "a", "b")
+    group = cluster.groups["g"]
+    assert (group.lockstep, source(group), doubt(group)) == (lockstep, "setting", "")
+    cluster.set_lockstep(())
+    assert (group.lockstep, source(group)) == (not lockstep, "engines")
+
+
+def test_two_barriers_in_one_group_are_not_in_lockstep() -> None:
+    cluster = Cluster([WorkerSpec(i, "", "g") for i in "abcd"])
+    tell(cluster, 2, *"abcd")
+    group = cluster.groups["g"]
+    assert not group.lockstep
+    assert doubt(group) == "2 ranks are in lockstep, and it has 4 workers: one group for each"
+
+
+@pytest.mark.parametrize(
+    ("lockstep", "ranks", "apart", "doubted"),
+    [
+        ((), 0, 0, "its workers step together; if none can alone, set --lockstep g"),
+        ((), 1, 0, ""),
+        (("g=no",), 0, 0, ""),
+        ((), 0, 70, ""),
+        (("g",), 0, 70, "it is in lockstep, but its workers do not step together"),
+        ((), 2, 70, "it is in lockstep, but its workers do not step together"),
+        ((), 2, 0, ""),
+    ],
+)
+def test_steps_may_speak_against_what_is_known(
+    lockstep: tuple[str, ...], ranks: int, apart: int, doubted: str
+) -> None:
+    cluster = pair(lockstep)
+    group = cluster.groups["g"]
+    for step in range(1, 600):
+        tell(cluster, ranks, "a", step=step)
+        tell(cluster, ranks, "b", step=step + apart)
+        assert step > 200 or not doubt(group)
+    assert doubt(group) == doubted
 
 
 def test_a_request_is_where_it_was_sent_among_groups_with_one_line() -> None:

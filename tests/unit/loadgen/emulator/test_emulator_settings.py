@@ -71,6 +71,7 @@ def test_step_times_that_are_refused(text: str) -> None:
         ({"speeds": (1.0,) * 5}, "--speed has 5 numbers for 4 workers: give one for all of them"),
         ({"speeds": (1.0,) * 2}, "--speed has 2 numbers for 4 workers: give one for all of them"),
         ({"speeds": (0.0,)}, "--speed"),
+        ({"lockstep": True, "barrier": False}, "--lockstep: workers that step alone"),
         ({"port": 65_533}, "--port"),
         ({"port": -1}, "--port"),
         ({"control_port": 70_000}, "--control-port"),
