@@ -125,6 +125,7 @@ class Request:
         queue_timeout_s: longest wait in the router; None: the router's own limit.
         avoid: ids of workers that failed it; others are preferred while there are any.
         lacks: ids of workers that do not serve its model and must not receive it.
+        model: empty: not named.
         first_id: id of its first attempt.
         content: ids of its only prompt; its session's if that is all there is; None: neither is
             known, or nobody asks.
@@ -147,6 +148,7 @@ class Request:
     queue_timeout_s: float | None = None
     avoid: frozenset[str] = frozenset()
     lacks: frozenset[str] = frozenset()
+    model: str = ""
     first_id: str = ""
     content: Content | None = None
     computed: bool = False

@@ -5,7 +5,7 @@ The proxy uses ``interface.DispatchPort`` alone: the dispatcher may be in anothe
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -36,6 +36,7 @@ from router.dispatch.group_queue import (
     Shared,
 )
 from router.dispatch.interface import Again, Waiter
+from router.dispatch.lines import Lines
 from router.dispatch.lockstep_log import LockstepLog
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Dispatcher:
         self._weight = weight
         self._prompt_rule: int | Targets | None = None
         self._lockstep_log = LockstepLog()
+        self._lines = Lines(cluster, self._make_pool)
         self._shared = Shared(cluster, clock, settings, NothingIncoming())
         self.on_change: Callable[[], None] = lambda: None
         self.queues: dict[str, GroupQueue] = {}
@@ -141,8 +143,8 @@ class Dispatcher:
         return self._again(request, request.again(*failed_by))
 
     def may_ask_elsewhere(self, group: str, asked: Set[str]) -> bool:
-        queue = self.queues[group]
-        return bool(queue.decider.askable - asked) and queue.may_retry()
+        queue = self.queues.get(group)  # its line may have gone on without it
+        return queue is not None and bool(queue.decider.askable - asked) and queue.may_retry()
 
     def began(
         self, request: Request, worker_id: str, now_s: float, *, good: bool = True
@@ -237,6 +239,8 @@ class Dispatcher:
 
     def _again(self, request: Request, again: Request) -> Again:
         queue, now = self._queue(request), self._clock()
+        if again.group not in self.queues:
+            again = replace(again, group=queue.group.name)
         queue.sent_s.pop(request.id, None)
         self.cluster.apply(ev.Returned(request.id, again, now))
         queue.wake()
@@ -313,12 +317,10 @@ class Dispatcher:
         self.cluster.amend(spec)
         self._note_change(self._queue_of[spec.id])
 
-    def share(self, groups: Collection[str]) -> None:
-        """Requests for any of these groups may go to each of them from now on."""
-        first, *others = [self.queues[name] for name in groups]
-        for queue in others:
-            if queue not in first.joined:
-                first.join(queue.joined[0])
+    def share(self, lines: Sequence[Sequence[str]], home: Mapping[str, str]) -> None:
+        """Requests for a group may go to all of its line from now on; ``home``: of each model."""
+        for names in lines:
+            self._lines.draw([self.queues[name] for name in names], home)
 
     def set_lockstep(self, names: Collection[str]) -> None:
         self.cluster.set_lockstep(names)
@@ -345,11 +347,15 @@ class Dispatcher:
             self._deciders[group.name] = queue.decider
         self._queue_of[worker_id] = self.queues[group.name]
 
+    def _make_pool(self) -> Pool:
+        settings = self._shared.settings
+        return Pool(settings.pool_size, settings.starvation_s, settings.queue_timeout_s)
+
     def _make_queue(self, group: Group) -> GroupQueue:
         settings, answers = self._shared.settings, group.serves is None
         decider = Decider(
             group,
-            Pool(settings.pool_size, settings.starvation_s, settings.queue_timeout_s),
+            self._make_pool(),
             self._make_policy() if answers else PerRequest(least_prefill),
             self._fallback(),
             settings.dispatch if answers else Dispatch.POOL,

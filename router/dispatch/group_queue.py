@@ -147,19 +147,6 @@ class GroupQueue:
         self.prompts = GroupBudget(self.group, budget)
         self.decider.follow()
 
-    def join(self, other: GroupQueue) -> None:
-        """What waits for another group of the same models waits here from now on."""
-        for request in list(other.pool):
-            self.pool.add(request)
-        self.waiters |= other.waiters
-        self.group.line.merge(other.group.line)
-        self.joined += other.joined
-        partners = [queue.decider for queue in self.joined]
-        for queue in self.joined:
-            queue.pool, queue.waiters, queue.joined = self.pool, self.waiters, self.joined
-            queue.decider.pool, queue.decider.partners = self.pool, partners
-            queue.schedule(hurry=True)
-
     # Requests.
 
     def submit(self, request: Request) -> Waiter:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 # Characters of a name that an answer repeats.
 _SHOWN = 200
 
+# Groups by name, each in one line.
+Lines = Sequence[Sequence[str]]
+
 _NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -64,8 +67,9 @@ class ModelTable:
         self.limits = limits
         self.tokenizers = tokenizers
         self.asks = asks
-        # Called with groups that serve a model together.
-        self.on_shared: Callable[[Sequence[str]], None] = lambda _: None
+        # Called with all groups, those that serve a model together side by side, and with the group
+        # of each model, when the former change.
+        self.on_shared: Callable[[Lines, Mapping[str, str]], None] = lambda *_: None
         self._together: dict[str, tuple[str, ...]] = {}
         # Workers of a model's groups that lack it, by model.
         self.absent: Mapping[str, frozenset[str]] = {}
@@ -73,6 +77,7 @@ class ModelTable:
         self._cluster = cluster
         self._aliases = aliases
         self._said: dict[str, tuple[str, Mapping[str, Card]]] = {}
+        self._last: dict[str, Mapping[str, Card]] = {}  # reports of groups without workers
         self._group_of: dict[str, str] = {}
         self._cards: dict[str, Card] = {}
 
@@ -115,35 +120,38 @@ class ModelTable:
     def learn(self, worker_id: str, cards: Mapping[str, Card]) -> None:
         """A model keeps its group while a worker there serves it."""
         group = self._cluster.group_of(worker_id)
-        self._said[worker_id] = (group.serves or group).name, cards
+        name = (group.serves or group).name
+        self._said[worker_id] = name, cards
+        self._last.pop(name, None)
         self._settle()
 
     def join(self, spec: WorkerSpec) -> None:
         """Do nothing: it has reported no models yet."""
 
     def leave(self, worker_id: str) -> None:
-        """A group's last report stays."""
+        """A group's last report stays for models that no other serves."""
         if worker_id in self._said:
-            group, _ = self._said[worker_id]
-            if sum(of == group for of, _ in self._said.values()) > 1:
-                del self._said[worker_id]
-                self._settle()
+            group, cards = self._said.pop(worker_id)
+            if all(of != group for of, _ in self._said.values()):
+                self._last[group] = cards
+            self._settle()
 
     def _settle(self) -> None:
-        known, serving = self._cluster.knows, dict[str, dict[str, Card]]()
-        there = {group for worker_id, (group, _) in self._said.items() if known(worker_id)}
-        self._said = {i: said for i, said in self._said.items() if known(i) or said[0] not in there}
+        serving = dict[str, dict[str, Card]]()
         for group, cards in self._said.values():
             for model, card in cards.items():
                 serving.setdefault(model, {}).setdefault(group, card)
+        here = [list(groups) for groups in serving.values()]
+        served = set(serving)
+        for group, cards in self._last.items():
+            for model in cards.keys() - served:
+                serving.setdefault(model, {})[group] = cards[model]
         kept = {model: at for model, at in self._group_of.items() if at in serving.get(model, ())}
         self._group_of = kept | {m: next(iter(by)) for m, by in serving.items() if m not in kept}
         self._cards = {model: serving[model][group] for model, group in self._group_of.items()}
         # Engines name the model that an adapter extends.
         self.adapters = frozenset(m for m, card in self._cards.items() if card.get("parent"))
-        here = self._cluster.groups
-        for by in serving.values():
-            self._join([g for g in by if g in here and self._cluster.prefill_group(g) is None])
+        self._draw_lines(here)
         lacking = {
             model: frozenset(
                 worker_id
@@ -154,12 +162,19 @@ class ModelTable:
         }
         self.absent = {model: workers for model, workers in lacking.items() if workers}
 
-    def _join(self, groups: Sequence[str]) -> None:
-        """Groups that have once served a model together stay joined."""
-        every = tuple(dict.fromkeys(each for group in groups for each in self.together(group)))
-        if len(every) > 1 and self._together.get(every[0]) != every:
-            self._together |= dict.fromkeys(every, every)
-            self.on_shared(every)
+    def _draw_lines(self, serving: Iterable[Iterable[str]]) -> None:
+        """Groups with a model in common, directly or by others between, have one line."""
+        prefills, before = self._cluster.prefill_group, self._together
+        lines: dict[str, tuple[str, ...]] = {
+            each.name: (each.name,) for each in self._cluster.answering
+        }
+        for groups in serving:
+            sharing = [lines[one] for one in groups if one in lines and prefills(one) is None]
+            every = tuple(dict.fromkeys(each for line in sharing for each in line))
+            lines |= dict.fromkeys(every, every)
+        self._together = lines
+        if any(set(line) != set(before.get(name, (name,))) for name, line in lines.items()):
+            self.on_shared(list(dict.fromkeys(lines.values())), self._group_of)
 
     def together(self, group: str) -> tuple[str, ...]:
         """All groups that share its models, itself included."""
@@ -238,6 +253,7 @@ class ModelTable:
         groups = self._cluster.groups
         if any(group not in groups for group in self._group_of.values()):
             self._said = {i: said for i, said in self._said.items() if said[0] in groups}
+            self._last = {name: cards for name, cards in self._last.items() if name in groups}
             self._settle()
 
 

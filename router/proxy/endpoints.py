@@ -83,6 +83,7 @@ async def relay_of(context: ServingContext, scope: Scope, body: bytes) -> Serves
         tenant=tenant,
         targets=head.targets(scope.get("targets")),
         lacks=lacks,
+        model=route.model or "",
         content=content,
     )
     asked = ClientRequest.read(scope, body, endpoint.dialect)

@@ -87,6 +87,11 @@ class Cluster:
         tracked = self._requests.get(request.id)
         return self.groups.get(request.group if tracked is None else tracked.request.group)
 
+    def move(self, request: Request, group: str) -> None:
+        """A waiting request counts at another group of its line."""
+        tracked = self._requests[request.id]
+        tracked.request = replace(tracked.request, group=group)
+
     def phase(self, request_id: str) -> Phase:
         tracked = self._requests.get(request_id)
         if tracked is None:

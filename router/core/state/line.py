@@ -20,3 +20,10 @@ class Line:
         self.groups += other.groups
         for group in other.groups:
             group.line = self
+
+    def part(self, group: Group, waiting: int) -> None:
+        """A group waits alone from now on, with so many of the requests."""
+        self.groups.remove(group)
+        self.waiting -= waiting
+        group.line = Line(group)
+        group.line.waiting = waiting

@@ -36,17 +36,17 @@ def test_a_model_belongs_to_the_first_group_that_serves_it() -> None:
     assert [models.group(name) for name in models.names] == ["one", "one"]
 
 
-def test_groups_of_one_model_share_it_once_they_have_said_so() -> None:
+def test_groups_of_one_model_share_it_while_they_say_so() -> None:
     cluster = Cluster([WorkerSpec(name, "", name) for name in "abcd"])
     for worker in "abcd":
         cluster.apply(WorkerUp(worker))
-    models, shared = ModelTable(cluster), list[Sequence[str]]()
-    models.on_shared = shared.append
+    models, shared = ModelTable(cluster), list[list[str]]()
+    models.on_shared = lambda lines, _: shared.append(["".join(sorted(line)) for line in lines])
     models.learn("a", cards("llama"))
     assert (models.together("a"), shared) == (("a",), [])
     models.learn("b", cards("llama", "sql"))
     models.learn("c", cards("qwen"))
-    assert shared == [("a", "b")]
+    assert shared == [["ab", "c", "d"]]
     assert models.askable("a") == models.askable("b") == {"a", "b"}
     assert models.route("llama").lacks == frozenset()
     assert models.route("sql").group == "b"
@@ -54,11 +54,30 @@ def test_groups_of_one_model_share_it_once_they_have_said_so() -> None:
     assert models.route("qwen").lacks == frozenset()
     assert models.all_but("a", 0, frozenset()) == frozenset(), "each group has a first rank"
     models.learn("c", cards("qwen", "sql"))
-    assert set(shared[1]) == set("abc")
     models.learn("b", cards("llama"))
-    assert set(models.together("b")) == set("abc"), "what was joined stays so"
-    assert models.route("sql").lacks == {"a", "b"}
-    assert len(shared) == 2
+    assert models.route("sql").lacks == frozenset()
+    assert shared[1:] == [["abc", "d"], ["ab", "c", "d"]]
+    models.learn("b", cards("qwen"))
+    assert shared[3:] == [["a", "bc", "d"]]
+    assert models.together("a") == ("a",)
+
+
+def test_a_group_without_workers_serves_only_what_no_other_does() -> None:
+    cluster = Cluster([WorkerSpec(name, "", name) for name in "ab"])
+    models, shared = ModelTable(cluster), list[Sequence[Sequence[str]]]()
+    models.learn("a", cards("llama", "sql"))
+    models.learn("b", cards("llama"))
+    models.on_shared = lambda lines, _: shared.append(lines)
+    models.leave("a")
+    cluster.leave("a")
+    assert shared == [[("a",), ("b",)]]
+    assert models.by_group == {"llama": "b", "sql": "a"}
+    models.leave("b")
+    cluster.leave("b")
+    assert models.by_group == {"llama": "b", "sql": "a"}
+    assert len(shared) == 1
+    cluster.dissolve("a")
+    assert models.by_group == {"llama": "b"}
 
 
 def pair() -> tuple[Cluster, ModelTable]:
