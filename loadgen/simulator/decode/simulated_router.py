@@ -24,6 +24,7 @@ from router.core.queue.pool import Pool
 from router.core.rounds.decider import RoundDecider
 from router.core.rounds.overcommit import Overcommit
 from router.core.state.barrier import StepTotals
+from router.core.state.wanted import Wanted
 from router.core.state.worker import UNBOUNDED
 from router.core.step_fit import StepFit
 from router.core.step_time import StepTime
@@ -52,6 +53,7 @@ class SimulatedWorkers:
         self._cap_tokens = config.lengths.max_output_tokens or NO_CAP
         self.ids = [f"w{index:04}" for index in range(config.workers)]
         self.step = 0  # coming step
+        self.wanted = Wanted()  # nobody wants tokens at a time
         self.departures: list[Departure] = []  # requests that ended with the last step
         self.held: Counter[str] = Counter()  # slots in use, by tenant
         # Sums over the steps in which requests waited.

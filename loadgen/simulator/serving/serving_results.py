@@ -34,6 +34,7 @@ class ServingResult:
     completed: int  # requests, with those of the warm-up
     ttft_mean_s: float  # from a request's arrival
     ttft_p50_s: float
+    ttft_p90_s: float
     ttft_p99_s: float
     tpot_mean_s: float | None  # from the first token to the last, for each after the first
     tpot_p99_s: float | None
@@ -160,6 +161,7 @@ class ServingRecorder:
             completed=self.completed,
             ttft_mean_s=float(np.mean(self._ttft_s)),
             ttft_p50_s=float(np.percentile(self._ttft_s, 50)),
+            ttft_p90_s=float(np.percentile(self._ttft_s, 90)),
             ttft_p99_s=float(np.percentile(self._ttft_s, 99)),
             tpot_mean_s=float(np.mean(self._tpot_s)) if self._tpot_s else None,
             tpot_p99_s=float(np.percentile(self._tpot_s, 99)) if self._tpot_s else None,

@@ -1,4 +1,4 @@
-"""The waiting pool of a group: bounded, ordered by priority, fair to old requests and tenants.
+"""The waiting pool of a group: bounded, ordered by urgency, fair to old requests and tenants.
 
 Times are on the caller's clock: seconds live, steps in a simulator.
 """
@@ -44,6 +44,9 @@ _ALL = 1 << 62
 class Pool:
     """Waiting requests, lowest priority number first, then in order of arrival.
 
+    Of a priority, those whose first tokens can still come in time precede those that are late for
+    their target or have none: two bands.
+
     Args:
         starvation: wait from which on a request precedes all others of its priority, since a policy
             might never choose an awkward one. In a long pool this bound is twice the wait that
@@ -62,7 +65,7 @@ class Pool:
         self._waiting: list[Request] = []
         self._prompt_tokens = array("q")
         self._slots = array("q")
-        self._due = array("d")  # times at which first tokens are wanted
+        self._due = array("d")  # times at which first tokens are wanted, of those in time
         self._serial = 0
         self.requests_of: Counter[str] = Counter()
         self.slots_of: Counter[str] = Counter()
@@ -101,13 +104,17 @@ class Pool:
     def add(self, request: Request) -> None:
         """Add a request; a returning one regains its place, one that a worker failed goes first."""
         self._serial += 1
-        key = (request.priority, request.arrival_s, self._serial)
+        due = _due(request)
+        key = (2 * request.priority + math.isinf(due), request.arrival_s, self._serial)
         self.requests_of[request.tenant] += 1
         self.slots_of[request.tenant] += request.slots
         self._choosy += bool(request.lacks)
         if request.avoid:
             self._failed[request.id] = key, request
             return
+        self._insert(request, key, due)
+
+    def _insert(self, request: Request, key: _Key, due: float) -> None:
         self._keys[request.id] = key
         insort(self._keys_of.setdefault(request.tenant, []), key)
         self._by_id[request.id] = request
@@ -116,17 +123,22 @@ class Pool:
         self._waiting.insert(place, request)
         self._prompt_tokens.insert(place, request.prompt_tokens)
         self._slots.insert(place, request.slots)
-        self._due.insert(place, _due(request))
+        self._due.insert(place, due)
+
+    def _take(self, key: _Key) -> Request:
+        place = bisect_left(self._order, key)
+        request = self._waiting[place]
+        del self._order[place], self._waiting[place]
+        del self._prompt_tokens[place], self._slots[place], self._due[place]
+        del self._keys[request.id], self._by_id[request.id]
+        keys = self._keys_of[request.tenant]
+        del keys[bisect_left(keys, key)]
+        return request
 
     def remove(self, request_id: str) -> Request | None:
         """None if it does not wait here."""
-        if (key := self._keys.pop(request_id, None)) is not None:
-            place = bisect_left(self._order, key)
-            del self._order[place], self._waiting[place]
-            del self._prompt_tokens[place], self._slots[place], self._due[place]
-            request = self._by_id.pop(request_id)
-            keys = self._keys_of[request.tenant]
-            del keys[bisect_left(keys, key)]
+        if (key := self._keys.get(request_id)) is not None:
+            request = self._take(key)
         elif request_id in self._failed:
             request = self._failed.pop(request_id)[1]
         else:
@@ -182,8 +194,9 @@ class Pool:
 
     def ahead_of(self, newcomer: Request) -> tuple[int, npt.NDArray[np.int64]]:
         """Slots, and each prompt's tokens, of those as urgent whose first tokens are due sooner."""
-        stop = bisect_left(self._order, (newcomer.priority, math.inf, 0))
-        sooner = np.array(self._due[:stop]) <= _due(newcomer)
+        due = _due(newcomer)
+        stop = bisect_left(self._order, (2 * newcomer.priority + math.isinf(due), math.inf, 0))
+        sooner = np.array(self._due[:stop]) <= due
         slots = np.array(self._slots[:stop])[sooner].sum()
         return int(slots), np.array(self._prompt_tokens[:stop])[sooner]
 
@@ -227,6 +240,7 @@ class Pool:
                 avoiding.setdefault(request.avoid, []).append(request)
                 capacity -= request.slots
             tiers = [Tier.of(requests, avoid) for avoid, requests in avoiding.items()]
+        self._fall_behind(now)
         bound = self.bound
         bands = list(self._peers(turns, _ALL if self._choosy else choice))
         if len(bands) > 1 and self._others >= _HELD_BACK - 1:
@@ -244,10 +258,16 @@ class Pool:
         first = now - bound if aged else -math.inf
         return [part for tier in tiers for part in tier.parts(first)]
 
+    def _fall_behind(self, now: float) -> None:
+        """Put those whose target has passed behind those that can be in time."""
+        for place in np.flatnonzero(np.array(self._due) < now)[::-1].tolist():
+            band, arrival, serial = key = self._order[place]
+            self._insert(self._take(key), (band + 1, arrival, serial), math.inf)
+
     def _favour(self, bands: list[_Places], late_since: float) -> Iterator[Tier]:
         """Take out the oldest request past the bound of the less urgent priorities."""
-        first = self._priority(bands[0][0])
-        lower = [i for i, peers in enumerate(bands) if self._priority(peers[0]) > first]
+        first = self._band(bands[0][0])
+        lower = [i for i, peers in enumerate(bands) if self._band(peers[0]) > first]
         oldest = [(self._waiting[bands[i][0]].arrival_s, i) for i in lower]
         for _, i in sorted(one for one in oldest if one[0] <= late_since)[:1]:
             request = self._waiting[bands[i][0]]
@@ -283,8 +303,8 @@ class Pool:
         for line in self._lines(turns, choice) if turns else (everyone,):
             start = 0
             while start < len(line):
-                priority = self._priority(line[start])
-                stop = bisect_right(line, priority, start, key=self._priority)
+                priority = self._band(line[start])
+                stop = bisect_right(line, priority, start, key=self._band)
                 yield line[start : min(stop, start + choice)]
                 start = stop
 
@@ -305,7 +325,7 @@ class Pool:
         rest = merge(*(keys[taken[tenant] :] for tenant, keys in self._keys_of.items()))
         yield [bisect_left(self._order, key) for key in islice(rest, choice)]
 
-    def _priority(self, place: int) -> int:
+    def _band(self, place: int) -> int:
         return self._order[place][0]
 
     def _at(self, places: _Places) -> Iterator[Request]:

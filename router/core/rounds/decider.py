@@ -21,6 +21,7 @@ from router.core.rounds.prompt_waves import PromptWaves, delay_s
 from router.core.rounds.reservations import Reservations
 from router.core.state.barrier import StepTotals
 from router.core.state.group import Group
+from router.core.state.wanted import Wanted
 from router.core.stats import GroupStats
 from router.core.step_time import StepTime
 from router.core.types import Assignment, Dispatch, Hits, PoolState, WorkerView
@@ -31,9 +32,11 @@ class Workers(Protocol):
 
     Attributes:
         departures: requests that stopped running; the reader clears it.
+        wanted: targets of its requests.
     """
 
     departures: list[Departure]
+    wanted: Wanted
 
     @property
     def name(self) -> str: ...
@@ -237,7 +240,9 @@ class RoundDecider(Generic[W]):
         if len(self.pool.slots_of) > 1:
             turns = self.fair.turns(self.group.held, self.pool.slots_of, capacity)
         hits = self.group.hits
-        slots_first = crowded and (hits is None or self.affinity.little)
+        alike = hits is None or self.affinity.little
+        # What fills free slots with prompts makes first tokens late where a budget bounds prompts.
+        slots_first = crowded and alike and not self.group.wanted
         aged = not slots_first and self._plans_prompts
         choice = max(_CANDIDATES, _CANDIDATES_EACH * len(views), 2 * capacity)
         if allotted is not None:

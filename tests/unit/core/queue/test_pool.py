@@ -228,6 +228,39 @@ def test_nobody_else_has_to_leave_for_those_that_were_failed() -> None:
     assert pool.displaced_by("few", lambda _: 1) is None
 
 
+def hurried(number: int, ttft_s: float, **fields: int) -> Request:
+    return replace(request(number, **fields), targets=Targets(ttft_s))
+
+
+def test_those_that_can_be_in_time_precede_those_that_are_late_or_have_no_target() -> None:
+    pool = pool_of(
+        request(1, arrival=0),
+        hurried(2, 5.0, arrival=1),
+        hurried(3, 2.0, arrival=2),
+        request(4, arrival=3, priority=-1),
+        replace(request(5, arrival=0), targets=Targets(tpot_s=0.04)),
+    )
+    assert tiers(pool, 4.0, 9) == [["4"], ["2", "3"], ["1", "5"]]
+    assert tiers(pool, 4.5, 9) == [["4"], ["2"], ["1", "5", "3"]], "its target has passed"
+    assert [one.id for one in pool] == [token(i) for i in (4, 2, 1, 5, 3)]
+    assert tiers(pool, 7.0, 9) == [["4"], ["1", "5", "2", "3"]]
+    assert pool.remove(token(3)) is not None
+    assert pool.remove(token(2)) is not None
+    assert tiers(pool, 7.0, 9) == [["4"], ["1", "5"]]
+
+
+def test_of_those_behind_one_entry_in_eleven_is_for_the_oldest_past_the_bound() -> None:
+    pool = pool_of(request(1, arrival=0), hurried(2, 100.0, arrival=9), patience=10.0)
+    assert tiers(pool, 11.0, 1) == [["2"], ["1"]]
+    pool.entered([request(number) for number in range(10, 20)], 11.0)
+    assert tiers(pool, 11.0, 1) == [["1"], ["2"]]
+    entered = pool.remove(token(1))
+    assert entered is not None
+    pool.entered([entered], 11.0)
+    pool.add(request(3, arrival=0))
+    assert tiers(pool, 11.0, 1) == [["2"], ["3"]]
+
+
 def test_ahead_are_those_as_urgent_whose_first_tokens_are_due_sooner() -> None:
     def wants(number: int, ttft_s: float | None, slots: int = 1, **fields: int) -> Request:
         targets = None if ttft_s is None else Targets(ttft_s)
@@ -244,7 +277,7 @@ def test_ahead_are_those_as_urgent_whose_first_tokens_are_due_sooner() -> None:
         (wants(9, 4.0, arrival=2), 2, [100, 200]),
         (wants(9, 1.0, arrival=2), 0, []),
         (wants(9, 9.0, arrival=2), 4, [500, 100, 200]),
-        (wants(9, None), 5, [500, 300, 100, 200]),
+        (wants(9, None), 5, [500, 100, 200, 300]),
         (wants(9, 9.0, priority=-1), 2, [500]),
     ):
         ahead_slots, ahead_tokens = pool.ahead_of(newcomer)

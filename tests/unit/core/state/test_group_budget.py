@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from router.core.events import Arrived, Dispatched, Ended, SnapshotReceived, WorkerUp
 from router.core.forecast.forecast import WorkProfile
@@ -138,15 +139,13 @@ def test_requests_with_targets_bring_a_budget_while_they_run() -> None:
     assert not budget.step_ended(), "they wait"
     for one in every:
         made.apply(Dispatched(one.id, "b"))
-    assert group.wanted.together(0.0) == Targets(0.2, 20e-3)
+    assert group.wanted.tpot_s(0.0) == 20e-3
     assert budget.step_ended()
-    told = PromptBudget(Targets(0.2, 16e-3))
+    told = PromptBudget(Targets(tpot_s=0.95 * 20e-3))
     GroupBudget(other := cluster(COST).groups["default"], told).step_ended()
-    assert group.prompt_budget is not None
-    assert other.prompt_budget is not None
-    assert group.prompt_budget.tokens <= other.prompt_budget.tokens
+    assert group.prompt_budget == other.prompt_budget is not None
     made.apply(Ended("es-1", Outcome.COMPLETED))
-    assert group.wanted.together(0.0) == Targets(0.2, 40e-3)
+    assert group.wanted.tpot_s(0.0) == 40e-3
     made.apply(Ended("es-2", Outcome.COMPLETED))
     assert budget.step_ended(), "the engines' own bound holds again"
     assert group.prompt_budget is None
@@ -174,15 +173,15 @@ def test_few_requests_with_tight_targets_do_not_slow_all_others_down() -> None:
         wanted.add(Targets(1.0, 40e-3))
     wanted.add(Targets(0.1, 1e-3))
     assert wanted
-    assert wanted.together(0.0) == Targets(1.0, 40e-3)
+    assert wanted.tpot_s(0.0) == 40e-3
     wanted.add(Targets(None, 2e-3))
-    assert wanted.together(0.0) == Targets(1.0, 40e-3)
+    assert wanted.tpot_s(0.0) == 40e-3
     wanted.add(Targets(None, 2e-3))
-    assert wanted.together(0.0) == Targets(1.0, 2e-3)
-    assert wanted.together(2e-3) == Targets(1.0, 40e-3), "no budget keeps it"
+    assert wanted.tpot_s(0.0) == 2e-3
+    assert wanted.tpot_s(2e-3) == 40e-3, "no budget keeps it"
     for targets in (None, *[Targets(1.0, 40e-3)] * 18):
         wanted.remove(targets)
-    assert wanted.together(2e-3) == Targets(0.1, None)
+    assert wanted.tpot_s(2e-3) is None
 
 
 def test_a_target_that_no_budget_keeps_does_not_bound_prompts() -> None:
@@ -194,3 +193,36 @@ def test_a_target_that_no_budget_keeps_does_not_bound_prompts() -> None:
     assert budget.step_ended()
     GroupBudget(other := cluster(COST).groups["default"], PromptBudget(Targets())).step_ended()
     assert group.prompt_budget == other.prompt_budget
+
+
+def budgets(cost: StepTime | None, budget: PromptBudget | None, steps: int) -> list[int | None]:
+    """Of steps in which two ranks have computed 1,000 prompt tokens each."""
+    made = cluster(cost)
+    group = made.groups["default"]
+    chooser = GroupBudget(group, budget)
+    made.apply(Arrived(one := asking(1, None, 40e-3)))
+    made.apply(Dispatched(one.id, "b"))
+    chosen = []
+    for step in range(2, 2 + steps):
+        for each in "ab":
+            said = snapshot("delta", step)
+            told = structs.replace(said, scheduled_prefill_tokens=1000)
+            made.apply(SnapshotReceived(each, told, 0.0))
+        chooser.step_ended()
+        chosen.append(group.prompt_budget and group.prompt_budget.tokens)
+    return chosen[1:]  # a step is known to be over once the next one is reported
+
+
+def test_where_no_budget_seems_to_keep_a_target_smaller_ones_are_tried_now_and_then() -> None:
+    """By the cost, nothing depends on prompt tokens: full steps do not tell what they cost."""
+    useless = StepTime(0.1, 0.0, 0.0, 1e-9)
+    chosen = budgets(useless, None, 2304)
+    tried = [number for number, tokens in enumerate(chosen, 2) if tokens == 500]
+    assert tried == [n for n in range(2, 2304) if n % 2048 < 128 and n % 4]
+    assert set(chosen) == {500, 1 << 20}
+
+
+def test_a_cost_that_is_not_known_yet_is_looked_for_while_a_target_is_wanted() -> None:
+    wanted = PromptBudget(Targets(tpot_s=0.04))
+    assert budgets(None, wanted, 6) == [500, 500, None, 500, 500]
+    assert budgets(None, PromptBudget(Targets()), 6) == [None] * 5
