@@ -467,9 +467,9 @@ def test_the_router_bounds_prompts_by_what_steps_cost_and_by_targets() -> None:
 
 
 KEYS = (
-    "completed ttft_mean_s ttft_p50_s ttft_p99_s tpot_mean_s tpot_p99_s throughput_tok_s "
-    "goodput_per_s met_by_class misses prefix_hit_share idle_share step_mean_s evictions_per_1k "
-    "parameters"
+    "completed ttft_mean_s ttft_p50_s ttft_p90_s ttft_p99_s tpot_mean_s tpot_p99_s "
+    "throughput_tok_s goodput_per_s met_by_class misses prefix_hit_share idle_share step_mean_s "
+    "evictions_per_1k parameters"
 )
 
 

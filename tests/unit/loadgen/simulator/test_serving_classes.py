@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from loadgen.simulator.serving.classes import RequestClass, deal, parse_classes
+from loadgen.simulator.serving.serving_command import ServingOptions
 from loadgen.simulator.serving.serving_simulation import simulate_serving
 from router.core.errors import ConfigError
 from router.core.targets import Targets
@@ -83,6 +85,22 @@ def test_without_classes_all_that_complete_are_good() -> None:
     result = simulate_serving(config([(0.0, 10, 1, ())]))
     assert result.goodput_per_s == pytest.approx(1 / 2.01)
     assert (result.met_by_class, result.parameters["classes"]) == ({}, None)
+
+
+def test_in_overload_from_the_first_request_on_targets_are_met() -> None:
+    """All steps are full at first, so that none tells what prompts cost."""
+    options = ServingOptions(
+        policy="bfio",
+        requests=200,
+        arrivals="poisson:3.2",
+        workers=2,
+        classes="chat:.6:1:.04,agents:.2:3:.06,batch:.2",
+    )
+    bounded = simulate_serving(replace(options, prompt_budget="2048").config())
+    free = simulate_serving(options.config())
+    assert free.goodput_per_s > 2 * bounded.goodput_per_s
+    assert free.met_by_class["agents"] > 0.5
+    assert free.met_by_class["chat"] > 0.25, "a third have prompts of more than a second"
 
 
 def test_the_command(evenstep: Callable[..., tuple[int, str, str]]) -> None:
