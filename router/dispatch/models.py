@@ -29,7 +29,7 @@ class Route(NamedTuple):
     """Where requests for a model go: to a group, and to all that share its models.
 
     ``lacks``: workers of these that do not serve the model. ``prefills``: group that computes its
-    prompts.
+    prompts. ``divided``: whether there are others, in other lines, which it must be chosen from.
     """
 
     model: str | None
@@ -37,6 +37,7 @@ class Route(NamedTuple):
     lacks: frozenset[str]
     most_slots: int | None
     prefills: str | None
+    divided: bool = False
 
 
 class CachedModel(NamedTuple):
@@ -71,6 +72,8 @@ class ModelTable:
         # of each model, when the former change.
         self.on_shared: Callable[[Lines, Mapping[str, str]], None] = lambda *_: None
         self._together: dict[str, tuple[str, ...]] = {}
+        # Models that several lines serve: the first group of each.
+        self.divided: Mapping[str, Sequence[str]] = {}
         # Workers of a model's groups that lack it, by model.
         self.absent: Mapping[str, frozenset[str]] = {}
         self.adapters: frozenset[str] = frozenset()  # names of LoRA adapters
@@ -152,13 +155,16 @@ class ModelTable:
         # Engines name the model that an adapter extends.
         self.adapters = frozenset(m for m, card in self._cards.items() if card.get("parent"))
         self._draw_lines(here)
+        first = {name: line[0] for name, line in self._together.items()}
+        lines = {m: tuple(dict.fromkeys(first.get(g, g) for g in by)) for m, by in serving.items()}
+        self.divided = {model: each for model, each in lines.items() if len(each) > 1}
         lacking = {
             model: frozenset(
                 worker_id
                 for worker_id, (at, cards) in self._said.items()
-                if at in self.together(group) and model not in cards
+                if first.get(at) in each and model not in cards
             )
-            for model, group in self._group_of.items()
+            for model, each in lines.items()
         }
         self.absent = {model: workers for model, workers in lacking.items() if workers}
 
@@ -202,32 +208,49 @@ class ModelTable:
         known = self._cluster.groups
         return [known[name] for name in self.together(group) if name in known]
 
+    def serving(self, model: str | None) -> list[Group]:
+        """All groups of the lines that serve it; errors as from ``group``."""
+        lines = self.divided.get(model or "") or [self.group(model)]
+        return [group for first in lines for group in self.groups(first)]
+
     def lacking(self, model: str | None) -> frozenset[str]:
-        """Workers of its group that do not serve it; errors as from ``check_served``."""
+        """Workers of these groups that do not serve it; errors as from ``check_served``."""
         lacks = self.absent.get(model or "", frozenset())
         if lacks:
-            check_served(model, lacks, self.askable(self.group(model)))
+            askable = set[str]().union(*(group.askable for group in self.serving(model)))
+            check_served(model, lacks, askable)
         return lacks
+
+    def _least_full(self, lines: Sequence[str], lacks: Set[str]) -> str:
+        """The line with the fewest requests for its slots, and their rate once all are known."""
+        able = [name for name in lines if self.askable(name) - lacks]
+        loads = [load_of(self.groups(name)) for name in able]
+        rated = all(per_s for _, _, per_s in loads)
+        full = [(requests + 1) / (per_s if rated else slots) for requests, slots, per_s in loads]
+        return able[full.index(min(full))] if able else lines[0]
 
     def route(self, name: str | None) -> Route:
         """Errors as from ``group`` and ``lacking``."""
         model = name if name is None else self._aliases.get(name, name)
         name = self._group_of.get(model) if model is not None else None
+        lacks = self.absent.get(model or "", frozenset())
+        if (lines := self.divided.get(model or "")) is not None:
+            name = self._least_full(lines, lacks)
         group = self._cluster.groups.get(name or "")
         if group is None:
             group = self._cluster.groups[self.group(model)]
-        lacks = self.absent.get(model or "", frozenset())
         if lacks:
             check_served(model, lacks, self.askable(group.name))
         most_slots = self.most_slots(group.name)
-        return Route(model, group.name, lacks, most_slots, self.prefills(group.name, lacks))
+        prefills = self.prefills(group.name, lacks)
+        return Route(model, group.name, lacks, most_slots, prefills, lines is not None)
 
     def cached_as(self, name: str | None) -> CachedModel | None:
         """None: its group does not ask for the content of requests, or no group is known."""
         model = self.resolve(name)
         group = self._group_of.get(model) if model is not None else self._only()
-        # Its workers may all have left.
-        if group not in self._cluster.groups or not self.asks_any(group):
+        lines = self.divided.get(model or "") or ([] if group is None else [group])
+        if not any(map(self.asks_any, lines)):
             return None
         return cached(model, self.adapters, self.tokenizers)
 
@@ -268,6 +291,23 @@ def check_served(model: str | None, lacks: Set[str], askable: Set[str]) -> None:
     """Raises NoWorkerError if all workers that take requests lack the model."""
     if askable and askable <= lacks:
         raise NoWorkerError(f"no worker that serves {model!r} is up; retry")
+
+
+def load_of(line: Sequence[Group]) -> tuple[int, int, float]:
+    """Requests that wait or run in a line, at any stage, its slots, and what these end a second.
+
+    The last is 0 while no request has ended there.
+    """
+    workers = [worker for group in line for worker in group.live_workers()]
+    stages = [group.prefills for group in line if group.prefills is not None]
+    waiting = line[0].line.waiting + sum(stage.line.waiting for stage in stages)
+    prefilling = sum(worker.in_flight for stage in stages for worker in stage.workers.values())
+    known = any(worker.service.known_per_s for worker in workers)
+    return (
+        waiting + prefilling + sum(worker.requests for worker in workers),
+        sum(worker.slots for worker in workers),
+        sum(worker.slots * worker.service.per_s for worker in workers) if known else 0.0,
+    )
 
 
 def ranks_of(group: Group) -> dict[str, int]:

@@ -60,6 +60,7 @@ class Directory(msgspec.Struct, frozen=True):
 
     Attributes:
         absent, adapters, tokenizers: as in ``ModelTable``.
+        divided: models whose requests the deciding process sends to one of several lines.
     """
 
     groups: Mapping[str, GroupCard]
@@ -74,6 +75,7 @@ class Directory(msgspec.Struct, frozen=True):
     absent: Mapping[str, frozenset[str]] = {}
     adapters: frozenset[str] = frozenset()
     tokenizers: Mapping[str, str] = {}
+    divided: frozenset[str] = frozenset()
 
     def route(self, name: str | None) -> Route:
         model = name if name is None else self.aliases.get(name, name)
@@ -81,6 +83,8 @@ class Directory(msgspec.Struct, frozen=True):
         if group is None:
             group = self.group(model)
         card, lacks = self.groups[group], self.absent.get(model or "", frozenset())
+        if model in self.divided:
+            return Route(model, group, lacks, None, card.prefills, divided=True)
         if lacks:
             check_served(model, lacks, card.askable)
         return Route(model, group, lacks, card.most_slots, card.prefills)

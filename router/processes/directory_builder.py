@@ -43,6 +43,7 @@ class Teller:
             adapters=models.adapters,
             aliases=dict(models.aliases),
             tokenizers=dict(models.tokenizers),
+            divided=frozenset(models.divided),
             limits=models.limits,
             known=tuple(models.known),
             ranked=frozenset(router.urls.shared),

@@ -95,7 +95,7 @@ def add_aside(app: FastAPI, context: DecidingContext) -> Aside:
 async def _serve(aside: Aside, request: Request) -> Response:
     context, scope = aside.context, request.scope
     body, model = await _read(aside, request)
-    groups = context.models.groups(context.models.group(model))
+    groups = context.models.serving(model)
     dialect = MESSAGES if scope["path"].startswith("/v1/messages/") else COMPLETIONS
     asked = ClientRequest.read(scope, body, dialect)
     waiting = PoolRequest(

@@ -63,10 +63,11 @@ async def relay_of(context: ServingContext, scope: Scope, body: bytes) -> Serves
     if prefills is not None and not (_splittable(parsed, context.relay) and few_fields(body)):
         prefills = None
     head, lacks = head_of(scope), route.lacks
+    decided = head.metered or prefills is not None or route.divided
+    if context.elsewhere is not None and decided:
+        return context.elsewhere(scope, body)
     if context.relay.settings.client_ranks and (rank := head.rank()) is not None:
         lacks = models.all_but(route.group, rank, lacks)
-    if context.elsewhere is not None and (head.metered or prefills is not None):
-        return context.elsewhere(scope, body)
     tenant, content = scope.get("tenant", ""), parsed.content
     if content is None:
         key, salt = parsed.session

@@ -199,3 +199,5 @@ def test_a_directory_knows_what_it_was_told() -> None:
     assert DIRECTORY.route("small") == DIRECTORY.route("tiny") == tiny
     assert DIRECTORY.route(None) == Route(None, "g", frozenset(), None, "g/prefill")
     assert DIRECTORY.tokens("g", 8) == 3
+    divided = msgspec.structs.replace(DIRECTORY, divided=frozenset({"tiny"}))
+    assert divided.route("small") == tiny._replace(divided=True)

@@ -1,17 +1,25 @@
 """Which group serves which model."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from router.core.errors import EvenstepError, InvalidRequestError, NoWorkerError, UnknownModelError
-from router.core.events import SnapshotReceived, WorkerDown, WorkerUp
+from router.core.events import (
+    Arrived,
+    Dispatched,
+    Ended,
+    SnapshotReceived,
+    WorkerDown,
+    WorkerUp,
+)
 from router.core.state.cluster import Cluster
-from router.core.types import Card, WorkerSpec
+from router.core.types import Card, Outcome, WorkerSpec
 from router.dispatch.models import ModelTable, group_of, ranks_of
 from router.processes.directory import GroupCard
-from tests.support.core import snapshot
+from tests.support.core import request, snapshot, token
 from tests.support.linked import NO_DIRECTORY
 
 
@@ -145,6 +153,73 @@ def test_prompts_are_computed_elsewhere_if_anybody_there_can() -> None:
         models.learn(worker, cards("llama", "sql") if worker == "a" else cards("llama"))
     assert models.route("llama").prefills == "default/prefill"
     assert models.route("sql").prefills is None
+
+
+def divided() -> tuple[Cluster, ModelTable]:
+    """Two pairs of a prefill and a decode worker, and a group that has both in one."""
+    specs = [WorkerSpec(name, "", name, slots=4) for name in "xyz"]
+    specs += [
+        WorkerSpec(name, "", group, role="prefill") for name, group in (("px", "x"), ("py", "y"))
+    ]
+    cluster = Cluster(specs)
+    models = ModelTable(cluster)
+    for spec in specs:
+        cluster.apply(WorkerUp(spec.id))
+        models.learn(spec.id, cards("llama", "sql") if spec.id == "z" else cards("llama"))
+    return cluster, models
+
+
+def test_of_lines_with_a_queue_each_the_least_full_is_chosen() -> None:
+    cluster, models = divided()
+    assert models.divided == {"llama": ("x", "y", "z")}
+    chosen = []
+    for number in range(6):
+        route = models.route("llama")
+        chosen.append(route.group)
+        group = f"{route.group}/prefill" if route.prefills else route.group
+        cluster.apply(Arrived(replace(request(number), group=group)))
+        if number == 2:
+            cluster.apply(Dispatched(token(0), "px"))
+    assert chosen == [*"xyzxyz"]
+    assert (models.route("sql").group, models.route("sql").divided) == ("z", False)
+    assert models.route("llama").lacks == frozenset()
+
+    cluster.apply(WorkerDown("x", "gone"))
+    assert models.route("llama").group == "y"
+    assert [group.name for group in models.serving("llama")] == [*"xyz"]
+    models.learn("y", cards("llama", "more"))
+    models.learn("z", cards("more"))
+    assert models.divided == {"llama": ("x", "y"), "more": ("y", "z")}
+    assert models.lacking("more") == {"py"}
+    for worker in "yz":
+        cluster.apply(WorkerDown(worker, "gone"))
+    assert models.route("llama").group == "x"
+
+
+def test_a_faster_line_gets_more_once_all_are_known() -> None:
+    cluster, models = divided()
+
+    def serve(worker: str, number: int, seconds: float) -> None:
+        cluster.apply(Arrived(replace(request(number), group=worker)))
+        cluster.apply(Dispatched(token(number), worker, 0.0))
+        cluster.apply(Ended(token(number), Outcome.COMPLETED, seconds))
+
+    for number in range(40):
+        serve("x", number, 9.0)
+        serve("y", 100 + number, 1.0)
+    cluster.apply(Arrived(replace(request(200), group="y")))
+    assert models.route("llama").group == "x", "of z nothing is known"
+    for number in range(40):
+        serve("z", 300 + number, 9.0)
+    assert models.route("llama").group == "y"
+
+
+def test_content_is_asked_for_where_one_of_the_lines_wants_it() -> None:
+    _, models = divided()
+    assert models.cached_as("llama") is None
+    models.asks = lambda name: name == "y"
+    assert models.cached_as("llama") is not None
+    assert models.cached_as("sql") is None
 
 
 def test_a_single_group_needs_no_name() -> None:
