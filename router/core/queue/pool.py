@@ -36,6 +36,8 @@ _LAST, _LONG = 0.93, 4.0
 _RELUCTANCE = 64
 # One entry in so many is for requests that wait past the bound behind a more urgent priority.
 _HELD_BACK = 11
+# Most that fall behind in a round: each costs some hundredths of a millisecond.
+_FALL = 32
 # Entries of late that tell of a rate.
 _FEW = 8
 _ALL = 1 << 62
@@ -259,8 +261,8 @@ class Pool:
         return [part for tier in tiers for part in tier.parts(first)]
 
     def _fall_behind(self, now: float) -> None:
-        """Put those whose target has passed behind those that can be in time."""
-        for place in np.flatnonzero(np.array(self._due) < now)[::-1].tolist():
+        """Put those whose target has passed behind those that can be in time, some a round."""
+        for place in np.flatnonzero(np.array(self._due) < now)[:_FALL][::-1].tolist():
             band, arrival, serial = key = self._order[place]
             self._insert(self._take(key), (band + 1, arrival, serial), math.inf)
 

@@ -249,6 +249,13 @@ def test_those_that_can_be_in_time_precede_those_that_are_late_or_have_no_target
     assert tiers(pool, 7.0, 9) == [["4"], ["1", "5"]]
 
 
+def test_of_many_that_are_late_at_once_the_oldest_fall_behind_first() -> None:
+    pool = pool_of(*(hurried(number, 1.0, arrival=number // 10) for number in range(100)))
+    falls = [[one.id for one in pool.tiers(60.0, 9, 0)[0]] for _ in range(4)]
+    assert [ids[0] for ids in falls[:3]] == [token(32), token(64), token(96)]
+    assert [one.id for one in pool] == [token(number) for number in range(100)]
+
+
 def test_of_those_behind_one_entry_in_eleven_is_for_the_oldest_past_the_bound() -> None:
     pool = pool_of(request(1, arrival=0), hurried(2, 100.0, arrival=9), patience=10.0)
     assert tiers(pool, 11.0, 1) == [["2"], ["1"]]
