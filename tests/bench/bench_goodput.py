@@ -2,7 +2,7 @@
 
     python tests/bench/bench_goodput.py [--seeds 5] [--only TRACE] [--rates] [--json FILE]
 
-``simulate serving`` with its defaults, 8 ranks behind a barrier. 100 % is the highest rate at which
+``simulate serving`` with its defaults, but 4 ranks. 100 % is the highest rate at which
 arrival order keeps the TTFT's p90 at ``BOUND_S``; ``--rates`` looks for it. Each seed has its own
 arrivals and classes, the same for all. A request is good if it meets its targets, or completes
 without having any.
@@ -48,6 +48,7 @@ MIXES = {
     "even": "chat:.34:1:.04,agents:.33:3:.06,batch:.33",
     "batch": "chat:.2:1:.04,agents:.2:3:.06,batch:.6",
 }
+WORKERS = 4
 LOADS = (0.8, 1.0, 1.1, 1.2)
 FIGURES = ("goodput_per_s", "ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "throughput_tok_s")
 
@@ -62,9 +63,9 @@ class Case:
 
 
 CASES = {
-    "burstgpt": Case(6000, 275.0),
-    "azure-conv": Case(3000, 40.0),
-    "mooncake-synthetic": Case(1000, 9.2, bound_s=3.0),
+    "burstgpt": Case(3000, 147.0),
+    "azure-conv": Case(2500, 23.2),
+    "mooncake-synthetic": Case(600, 3.9, bound_s=3.0),
 }
 
 
@@ -115,6 +116,7 @@ def simulated(trace: str, rate: float, mix: str | None, arm: str, seed: int) -> 
         classes=mix,
         prompt_budget=budget,
         seed=seed,
+        workers=WORKERS,
     )
     config = options.config()
     if policy is None:

@@ -17,7 +17,7 @@ from loadgen.run.simulation_options import (
     trace_flag,
 )
 from loadgen.simulator.decode.decode_config import SERVE
-from loadgen.simulator.serving.classes import FORM, parse_classes
+from loadgen.traces.request_classes import FORM, parse_classes
 from loadgen.simulator.serving.serving_config import (
     AUTO,
     PrefillWindow,

@@ -6,7 +6,7 @@ from typing import ClassVar, Final, Literal, Self
 
 from loadgen.model.ranges import check_ranges, number_in
 from loadgen.simulator.decode.decode_config import SERVE
-from loadgen.simulator.serving.classes import RequestClass
+from loadgen.traces.request_classes import RequestClass
 from loadgen.traces.trace import Trace, TraceRequest
 from loadgen.traces.trace_files import BLOCK_TOKENS
 from router.core.errors import ConfigError, InputError

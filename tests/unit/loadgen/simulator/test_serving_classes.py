@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.simulator.serving.classes import RequestClass, deal, parse_classes
+from loadgen.traces.request_classes import RequestClass, deal, parse_classes
 from loadgen.simulator.serving.serving_command import ServingOptions
 from loadgen.simulator.serving.serving_simulation import simulate_serving
 from router.core.errors import ConfigError
