@@ -24,6 +24,7 @@ from loadgen.replay.replayer import Replayer, Target, get_json
 from loadgen.replay.router_counters import cluster_report
 from loadgen.replay.workload import Arrivals, Workload, checked_time_scale, plan
 from loadgen.run.options import command_of, flag
+from loadgen.traces.request_classes import FORM, deal, parse_classes
 from loadgen.traces.trace import BUNDLED, load_trace
 from router.access.key_files import first_key
 from router.commands.json_output import STDOUT, json_option, write_json
@@ -66,6 +67,10 @@ class ReplayOptions:
     goodput: Annotated[str | None, flag("bounds of a good request", "ttft:MS,tpot:MS,e2el:MS")] = (
         None
     )
+    classes: Annotated[
+        str | None,
+        flag("classes of requests: share, seconds to the first and each further token", FORM),
+    ] = None
     reveal_lengths: Annotated[
         bool, flag("max_tokens is the length, for engines that need that", name="--reveal-lengths")
     ] = False
@@ -99,16 +104,21 @@ async def _measure(options: ReplayOptions) -> Report:
     arrivals = Arrivals.parse(options.arrivals)
     time_scale = checked_time_scale(options.time_scale)
     goodput_ms = parse_goodput(options.goodput)
+    classes = () if options.classes is None else parse_classes(options.classes)
+    if classes and goodput_ms:
+        raise ConfigError("--goodput and --classes both say what is good: give one of them")
     client = HttpClient(connect_timeout_s=10.0)
     try:
         model = await _model(client, target, options.model)
+        requests = plan(trace, arrivals, options.requests, options.seed)
         workload = Workload(
-            plan(trace, arrivals, options.requests, options.seed),
+            requests,
             arrivals,
             model,
             options.max_tokens or trace.max_output_tokens,
             options.seed,
             options.reveal_lengths,
+            deal(classes, len(requests), options.seed),
         )
         versions = {"evenstep": version("evenstep"), "python": platform.python_version()}
         match await get_json(client, target, "/version"):
@@ -138,6 +148,7 @@ async def _measure(options: ReplayOptions) -> Report:
         "max_tokens": None if options.reveal_lengths else workload.cap_tokens,
         "lengths_revealed": options.reveal_lengths,
         "warmup": options.warmup,
+        "classes": options.classes,
     }
     report = summarize(run, conditions, time_scale, goodput_ms)
     return report | {"cluster": cluster_report(scrapes)}

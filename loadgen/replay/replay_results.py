@@ -13,6 +13,7 @@ from typing import cast
 
 import numpy as np
 
+from loadgen.traces.request_classes import ALL, RequestClass
 from router.core.errors import ConfigError
 
 TOO_MANY_REQUESTS = 429
@@ -37,6 +38,7 @@ class RequestResult:
     error: str | None = None
     # Tokens of the prompt that the engine had cached; None: it told of none.
     cached_tokens: int | None = None
+    class_: RequestClass = ALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,8 @@ def summarize(
 ) -> Report:
     """Report on one run at ``scale`` wall seconds per engine second, conditions first.
 
-    It lacks the cluster's figures. A good request keeps ``goodput_ms`` of ``GOODPUT_METRICS``.
+    It lacks the cluster's figures. A good request keeps ``goodput_ms`` of ``GOODPUT_METRICS``, or
+    where there are classes, its targets.
     """
     done = [result for result in run.results if result.error is None]
     errors = Counter(result.error for result in run.results if result.error is not None)
@@ -141,8 +144,10 @@ def _rates(
     duration_s = run.whole.length_s / scale
     output_tokens = sum(result.output_tokens for result in done)
     total_tokens = output_tokens + sum(result.prompt_tokens for result in done)
-    good = None
-    if goodput_ms:
+    good, by_class = None, _met_by_class(run.results, scale)
+    if by_class:
+        good = sum(map(sum, by_class.values()))
+    elif goodput_ms:
         good = sum(
             all(
                 _MEASURED_S[name](result) / scale * 1000 <= bound_ms
@@ -157,9 +162,23 @@ def _rates(
         "request_throughput": ratio(len(done), duration_s),
         "request_goodput": None if good is None else ratio(good, duration_s),
         "goodput_ms": dict(goodput_ms),
+        "met_by_class": {name: statistics.fmean(met) for name, met in by_class.items()},
         "output_throughput": ratio(output_tokens, duration_s),
         "total_token_throughput": ratio(total_tokens, duration_s),
     }
+
+
+def _met_by_class(results: Iterable[RequestResult], scale: float) -> dict[str, list[bool]]:
+    """Whether each ended request of a named class has met its targets; a failed one has not."""
+    by_class: dict[str, list[bool]] = {}
+    for each in results:
+        met, wanted = each.error is None, each.class_.targets
+        if met and wanted is not None:
+            tpot_s = _tpot_s(each) / scale if each.output_tokens > 1 else None
+            met = wanted.verdict(0.0, _ttft_s(each) / scale, tpot_s) == "met"
+        if each.class_.name:
+            by_class.setdefault(each.class_.name, []).append(met)
+    return dict(sorted(by_class.items()))
 
 
 def _ttft_s(result: RequestResult) -> float:

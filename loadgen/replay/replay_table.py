@@ -1,5 +1,6 @@
 """Report of a replay as a table for the terminal."""
 
+from collections.abc import Mapping
 from typing import cast
 
 from rich.console import Group, RenderableType
@@ -64,6 +65,9 @@ def _cluster(report: Report) -> list[Table]:
 
 def _notes(report: Report) -> list[str]:
     notes = [f"Times are wall seconds / {report['time_scale']:g}. Seed {report['seed']}."]
+    if met := cast(Mapping[str, float], report["met_by_class"]):
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in met.items())
+        notes.append(f"Targets met: {shares}.")
     if report["cluster"] is None:
         notes.append(
             "No cluster figures: the server is no Evenstep router that is told of its workers' "

@@ -11,8 +11,10 @@ from loadgen.replay.replay_results import RequestResult, Run, Window
 from loadgen.replay.router_counters import Scrape, Scrapes, parse_metrics
 from loadgen.replay.stream import UNREADABLE, CompletionStream, error_message
 from loadgen.replay.workload import Workload
+from loadgen.traces.request_classes import ALL, RequestClass
 from loadgen.traces.trace import TraceRequest
 from router.core.errors import UpstreamError
+from router.core.targets import Targets
 from router.engines.http_client import HttpClient
 
 HTTP_OK = 200
@@ -80,7 +82,7 @@ class Replayer:
         self._warm_count = warmup * len(workload.requests)
         self._on_end = on_end
         self._headers = [(b"content-type", b"application/json"), *target.headers]
-        self._queue: Iterator[tuple[TraceRequest, bytes]] = iter(())
+        self._queue: Iterator[tuple[TraceRequest, bytes, RequestClass]] = iter(())
         self._results: list[RequestResult] = []
         self._sent = 0
         self._start_s = 0.0
@@ -91,7 +93,8 @@ class Replayer:
     async def run(self, stop: asyncio.Event) -> tuple[Run, Scrapes]:
         """Send all requests and wait for all answers; ``stop`` ends both."""
         workload = self._workload
-        self._queue = zip(workload.requests, workload.bodies(), strict=True)
+        classes = workload.classes or [ALL] * len(workload.requests)
+        self._queue = zip(workload.requests, workload.bodies(), classes, strict=True)
         start = await scrape(self._client, self._target)
         self._start_s = time.monotonic()
         sending = self._closed() if workload.arrivals.kind == "closed" else self._open()
@@ -118,8 +121,8 @@ class Replayer:
 
     async def _closed(self) -> None:
         async def client() -> None:
-            for request, body in self._queue:
-                await self._exchange(request, body, self._now())
+            for each in self._queue:
+                await self._exchange(*each, self._now())
 
         clients = min(int(self._workload.arrivals.value), len(self._workload.requests))
         async with asyncio.TaskGroup() as group:
@@ -128,13 +131,15 @@ class Replayer:
 
     async def _open(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for request, body in self._queue:
+            for request, body, class_ in self._queue:
                 scheduled_s = (request.arrival_s or 0.0) * self._time_scale
                 if (wait_s := scheduled_s - self._now()) > 0:
                     await asyncio.sleep(wait_s)
-                group.create_task(self._exchange(request, body, scheduled_s))
+                group.create_task(self._exchange(request, body, class_, scheduled_s))
 
-    async def _exchange(self, request: TraceRequest, body: bytes, scheduled_s: float) -> None:
+    async def _exchange(
+        self, request: TraceRequest, body: bytes, class_: RequestClass, scheduled_s: float
+    ) -> None:
         sent_s = self._now()
         self._sent += 1
         if self._sent == len(self._workload.requests):
@@ -142,7 +147,7 @@ class Replayer:
             self._scrape_soon("drain")
         stream = CompletionStream()
         try:
-            status, error = await self._receive(body, stream)
+            status, error = await self._receive(body, class_, stream)
         except UpstreamError as problem:
             status, error = None, str(problem)
         self._results.append(
@@ -157,6 +162,7 @@ class Replayer:
                 gaps_s=stream.gaps_s,
                 status=status,
                 error=error or self._complaint(request, stream),
+                class_=class_,
             )
         )
         self._on_end()
@@ -165,10 +171,11 @@ class Replayer:
             self._scrape_soon("warm")
 
     async def _receive(
-        self, body: bytes, stream: CompletionStream
+        self, body: bytes, class_: RequestClass, stream: CompletionStream
     ) -> tuple[int | None, str | None]:
+        headers = [*self._headers, *self._targets(class_)]
         response = await self._client.request(
-            "POST", self._target.url, "/v1/completions", self._headers, body
+            "POST", self._target.url, "/v1/completions", headers, body
         )
         try:
             if response.status != HTTP_OK:
@@ -179,6 +186,13 @@ class Replayer:
         finally:
             response.close()
         return response.status, None
+
+    def _targets(self, class_: RequestClass) -> Iterator[tuple[bytes, bytes]]:
+        """Headers with a class's targets, in milliseconds of the wall."""
+        wanted = class_.targets or Targets()
+        for name, seconds in ((b"x-slo-ttft-ms", wanted.ttft_s), (b"x-slo-tpot-ms", wanted.tpot_s)):
+            if seconds is not None:
+                yield name, b"%.6f" % (1000 * seconds * self._time_scale)
 
     def _complaint(self, request: TraceRequest, stream: CompletionStream) -> str | None:
         if stream.error is not None:

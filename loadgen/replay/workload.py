@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
+from loadgen.traces.request_classes import RequestClass
 from loadgen.traces.trace import Trace, TraceRequest
 from loadgen.traces.trace_files import BLOCK_TOKENS
 from router.core.errors import ConfigError
@@ -70,6 +71,7 @@ class Workload:
     # Whether ``max_tokens`` is each request's own length, for engines that cannot read the hidden
     # one; the router then sees lengths too.
     reveal_lengths: bool = False
+    classes: Sequence[RequestClass] = ()  # of each request; empty: none has targets
 
     def expected_tokens(self, request: TraceRequest) -> int:
         """Output tokens that the engine must send."""

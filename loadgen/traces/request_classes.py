@@ -26,7 +26,7 @@ class RequestClass:
         return ":".join((self.name, f"{self.share:g}", *times)).rstrip(":")
 
 
-_ALL = RequestClass("", 1.0)  # where no classes are told
+ALL = RequestClass("", 1.0)  # where no classes are told
 
 
 def parse_classes(text: str) -> tuple[RequestClass, ...]:
@@ -46,7 +46,7 @@ def parse_classes(text: str) -> tuple[RequestClass, ...]:
 def deal(classes: Sequence[RequestClass], requests: int, seed: int) -> list[RequestClass]:
     """Class of each request, at random by the shares; equal seeds deal alike."""
     if not classes:
-        return [_ALL] * requests
+        return [ALL] * requests
     rng = random.Random(f"classes {seed}")
     return rng.choices(classes, [each.share for each in classes], k=requests)
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,7 +17,9 @@ from loadgen.replay.replay_results import Run
 from loadgen.replay.replayer import Replayer, Target
 from loadgen.replay.router_counters import Scrapes
 from loadgen.replay.workload import Arrivals, Workload
+from loadgen.traces.request_classes import RequestClass
 from loadgen.traces.trace import TraceRequest
+from router.core.targets import Targets
 from router.engines.http_client import HttpClient
 
 EVENSTEP = str(Path(sys.executable).with_name("evenstep"))
@@ -40,6 +42,7 @@ class Server:
     """Answers completions by ``respond``; counts what it sees."""
 
     bodies: list[Body] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
     open_now: int = 0
     open_most: int = 0
     metrics: str = ""
@@ -52,6 +55,7 @@ class Server:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                self.heads.append(head)
                 length = int(head.partition("content-length: ")[2].split()[0])
                 body = await reader.readexactly(length)
                 await self.answer(head.split()[1], body, writer)
@@ -131,10 +135,11 @@ async def replay_against(
     arrivals: str = "closed:3",
     requests: tuple[TraceRequest, ...] = REQUESTS,
     stop: asyncio.Event | None = None,
+    classes: Sequence[RequestClass] = (),
     **options: Any,
 ) -> tuple[Run, Scrapes]:
     client = HttpClient()
-    workload = Workload(requests, Arrivals.parse(arrivals), "tiny", 100, 0)
+    workload = Workload(requests, Arrivals.parse(arrivals), "tiny", 100, 0, classes=classes)
     async with serving(server) as url:
         replayer = Replayer(client, Target(url), workload, **options)
         try:
@@ -176,6 +181,17 @@ async def test_open_arrivals_do_not_wait_for_answers() -> None:
     assert server.open_most == 12
     assert {result.scheduled_s for result in run.results} == {0.02}
     assert all(result.sent_s >= 0.02 for result in run.results)
+
+
+async def test_requests_bring_the_targets_of_their_class() -> None:
+    server = Server()
+    classes = (RequestClass("chat", 0.5, Targets(1.5, 0.04)), RequestClass("batch", 0.5))
+    run, _ = await replay_against(server, "closed:1", REQUESTS[:2], classes=classes, time_scale=2.0)
+    assert [each.class_ for each in run.results] == [*classes]
+    chat, batch = (head for head in server.heads if head.startswith("post"))
+    assert "x-slo-ttft-ms: 3000.000000" in chat
+    assert "x-slo-tpot-ms: 80.000000" in chat
+    assert "x-slo" not in batch
 
 
 async def test_cap() -> None:

@@ -17,7 +17,6 @@ from loadgen.run.simulation_options import (
     trace_flag,
 )
 from loadgen.simulator.decode.decode_config import SERVE
-from loadgen.traces.request_classes import FORM, parse_classes
 from loadgen.simulator.serving.serving_config import (
     AUTO,
     PrefillWindow,
@@ -27,6 +26,7 @@ from loadgen.simulator.serving.serving_config import (
 )
 from loadgen.simulator.serving.serving_results import ServingResult
 from loadgen.simulator.serving.serving_simulation import simulate_serving
+from loadgen.traces.request_classes import FORM, parse_classes
 from loadgen.traces.trace import load_trace
 from loadgen.traces.trace_files import BLOCK_TOKENS
 from router.commands.json_output import STDOUT, write_json

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, product
 
-from loadgen.traces.request_classes import RequestClass, deal
 from loadgen.simulator.serving.serving_config import ServingConfig
+from loadgen.traces.request_classes import RequestClass, deal
 from loadgen.traces.trace_files import TraceRequest
 
 

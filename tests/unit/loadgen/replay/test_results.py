@@ -15,7 +15,9 @@ from loadgen.replay.replay_results import (
     shortfall,
     summarize,
 )
+from loadgen.traces.request_classes import RequestClass
 from router.core.errors import ConfigError
+from router.core.targets import Targets
 
 CONDITIONS: Report = {"trace": "t", "seed": 7, "warmup": 0.1}
 # Wall seconds; at scale 2 all reported times are half of these.
@@ -126,6 +128,20 @@ def test_conditions_are_repeated() -> None:
     found = report()
     assert found | CONDITIONS == found
     assert found["time_scale"] == 2.0
+
+
+def test_of_classes_those_are_good_that_meet_their_targets() -> None:
+    chat, batch = RequestClass("chat", 0.5, Targets(0.5, 0.5)), RequestClass("batch", 0.5)
+    results = [
+        dataclasses.replace(FIRST, class_=chat),
+        dataclasses.replace(SECOND, class_=chat),
+        dataclasses.replace(SECOND, class_=batch),
+        dataclasses.replace(SECOND, class_=batch, error="no usage event"),
+    ]
+    found = report(Run(results, 4, 4, RUN.whole, RUN.steady))
+    assert found["met_by_class"] == {"batch": 0.5, "chat": 0.5}
+    assert found["request_goodput"] == 2 / 2.5
+    assert report()["met_by_class"] == {}
 
 
 def test_parse_goodput() -> None:
