@@ -107,6 +107,11 @@ async def _measure(options: ReplayOptions) -> Report:
     classes = () if options.classes is None else parse_classes(options.classes)
     if classes and goodput_ms:
         raise ConfigError("--goodput and --classes both say what is good: give one of them")
+    if classes and time_scale != 1:
+        raise ConfigError(
+            "--classes needs --time-scale 1: engines that are slowed down tell of steps in their "
+            "own seconds, clients wait in others, and a target would mean both"
+        )
     client = HttpClient(connect_timeout_s=10.0)
     try:
         model = await _model(client, target, options.model)

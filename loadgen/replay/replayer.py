@@ -173,7 +173,7 @@ class Replayer:
     async def _receive(
         self, body: bytes, class_: RequestClass, stream: CompletionStream
     ) -> tuple[int | None, str | None]:
-        headers = [*self._headers, *self._targets(class_)]
+        headers = [*self._headers, *_targets(class_)]
         response = await self._client.request(
             "POST", self._target.url, "/v1/completions", headers, body
         )
@@ -186,13 +186,6 @@ class Replayer:
         finally:
             response.close()
         return response.status, None
-
-    def _targets(self, class_: RequestClass) -> Iterator[tuple[bytes, bytes]]:
-        """Headers with a class's targets, in milliseconds of the wall."""
-        wanted = class_.targets or Targets()
-        for name, seconds in ((b"x-slo-ttft-ms", wanted.ttft_s), (b"x-slo-tpot-ms", wanted.tpot_s)):
-            if seconds is not None:
-                yield name, b"%.6f" % (1000 * seconds * self._time_scale)
 
     def _complaint(self, request: TraceRequest, stream: CompletionStream) -> str | None:
         if stream.error is not None:
@@ -210,6 +203,14 @@ class Replayer:
 
     async def _scrape_of(self, name: str) -> Scrape | None:
         return await self._scrapes[name] if name in self._scrapes else None
+
+
+def _targets(class_: RequestClass) -> Iterator[tuple[bytes, bytes]]:
+    """Headers with the targets of a class."""
+    wanted = class_.targets or Targets()
+    for name, seconds in ((b"x-slo-ttft-ms", wanted.ttft_s), (b"x-slo-tpot-ms", wanted.tpot_s)):
+        if seconds is not None:
+            yield name, b"%.6f" % (1000 * seconds)
 
 
 async def _unless(stop: asyncio.Event, work: Awaitable[None]) -> bool:

@@ -189,8 +189,8 @@ async def test_requests_bring_the_targets_of_their_class() -> None:
     run, _ = await replay_against(server, "closed:1", REQUESTS[:2], classes=classes, time_scale=2.0)
     assert [each.class_ for each in run.results] == [*classes]
     chat, batch = (head for head in server.heads if head.startswith("post"))
-    assert "x-slo-ttft-ms: 3000.000000" in chat
-    assert "x-slo-tpot-ms: 80.000000" in chat
+    assert "x-slo-ttft-ms: 1500.000000" in chat
+    assert "x-slo-tpot-ms: 40.000000" in chat
     assert "x-slo" not in batch
 
 
@@ -311,6 +311,17 @@ async def test_command_reports() -> None:
     assert "No cluster figures" in err
 
 
+async def test_command_tells_how_many_of_a_class_met_their_targets() -> None:
+    async with serving(Server()) as url:
+        options = ("--requests", "8", "--classes", "chat:.5:60,batch:.5")
+        code, out, err = await evenstep("replay", "--url", url, *options, "--json", "-")
+    report = json.loads(out)
+    assert (code, report["met_by_class"]) == (0, {"batch": 1.0, "chat": 1.0})
+    assert report["request_goodput"] == report["request_throughput"] > 0
+    assert report["classes"] == "chat:.5:60,batch:.5"
+    assert "Targets met: batch 100.0%, chat 100.0%." in err
+
+
 async def test_command_writes_a_file_and_fails_with_its_requests(tmp_path: Path) -> None:
     class Full(Server):
         async def respond(self, body: Body, writer: asyncio.StreamWriter) -> None:
@@ -354,6 +365,9 @@ async def test_command_interrupted() -> None:
         (("--arrivals", "closed"), "--arrivals: 'closed' is unknown"),
         (("--arrivals", "trace", "--url", "http://127.0.0.1:9"), "--url: cannot connect"),
         (("--time-scale", "0"), "--time-scale: 0.0 is not above 0"),
+        (("--classes", "chat"), "--classes takes NAME:SHARE"),
+        (("--classes", "chat:1:1", "--goodput", "ttft:1"), "both say what is good"),
+        (("--classes", "chat:1:1", "--time-scale", "2"), "--classes needs --time-scale 1"),
         (("--api-key-file", "none"), "cannot read the key file none"),
         (("--json", "no/x.json", "--url", "http://127.0.0.1:9"), "--json: cannot write no/x.json"),
     ],
