@@ -5,7 +5,7 @@ import platform
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ from loadgen.replay.replayer import Replayer, Target, get_json
 from loadgen.replay.router_counters import cluster_report
 from loadgen.replay.workload import Arrivals, Workload, checked_time_scale, plan
 from loadgen.run.options import command_of, flag
-from loadgen.traces.request_classes import FORM, deal, parse_classes
+from loadgen.traces.request_classes import FORM, RequestClass, deal, parse_classes
 from loadgen.traces.trace import BUNDLED, load_trace
 from router.access.key_files import first_key
 from router.commands.json_output import STDOUT, json_option, write_json
@@ -104,14 +104,7 @@ async def _measure(options: ReplayOptions) -> Report:
     arrivals = Arrivals.parse(options.arrivals)
     time_scale = checked_time_scale(options.time_scale)
     goodput_ms = parse_goodput(options.goodput)
-    classes = () if options.classes is None else parse_classes(options.classes)
-    if classes and goodput_ms:
-        raise ConfigError("--goodput and --classes both say what is good: give one of them")
-    if classes and time_scale != 1:
-        raise ConfigError(
-            "--classes needs --time-scale 1: engines that are slowed down tell of steps in their "
-            "own seconds, clients wait in others, and a target would mean both"
-        )
+    classes = _classes(options)
     client = HttpClient(connect_timeout_s=10.0)
     try:
         model = await _model(client, target, options.model)
@@ -157,6 +150,19 @@ async def _measure(options: ReplayOptions) -> Report:
     }
     report = summarize(run, conditions, time_scale, goodput_ms)
     return report | {"cluster": cluster_report(scrapes)}
+
+
+def _classes(options: ReplayOptions) -> Sequence[RequestClass]:
+    if options.classes is None:
+        return ()
+    if options.goodput is not None:
+        raise ConfigError("--goodput and --classes both say what is good: give one of them")
+    if options.time_scale != 1:
+        raise ConfigError(
+            "--classes needs --time-scale 1: engines that are slowed down tell of steps in their "
+            "own seconds, clients wait in others, and a target would mean both"
+        )
+    return parse_classes(options.classes)
 
 
 async def _model(client: HttpClient, target: Target, name: str | None) -> str:
