@@ -4,7 +4,7 @@ import heapq
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, fields, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from loadgen.simulator.decode.decode_results import Recorder, Report
 from loadgen.simulator.decode.oracle import Drift
 from loadgen.simulator.decode.request_streams import Job
 from router.core.forecast.end_signals import Departure
-from router.core.forecast.forecast import NO_CAP, Outlook, WorkProfile
+from router.core.forecast.forecast import NO_CAP, Outlook, Running, WorkProfile
 from router.core.forecast.learned_profile import Shown, learned
 from router.core.forecast.look_ahead import LookAhead, Parameters
 from router.core.policies.policy_protocol import Policy
@@ -144,6 +144,11 @@ class SimulatedWorkers:
         loads = np.array([view.load_tokens for view in views], dtype=np.float64)
         requests = np.array([view.requests for view in views])
         return look_ahead.outlook_from_loads(loads, requests, config.slots)
+
+    def running(self, places: Iterable[int]) -> Running:
+        """Of these workers alone, not renumbered."""
+        foreseen = self._engines.foreseen(self.step, self._cap_tokens)
+        return foreseen.take(np.isin(foreseen.worker, list(places)))
 
     def stepped(self, started: int, seconds: float, *, waiting: bool) -> None:
         """Report a step before its ends; where requests wait, first steps show empty slots."""

@@ -60,6 +60,9 @@ class LearningSignal(Signal, Protocol):
     def advance(self, steps: int) -> None:
         """Count steps; the ends at them have been reported."""
 
+    def chances(self, running: Running, ahead: Ints) -> Floats:
+        """Of each request, that it still runs so many steps on: (K, n) for ``ahead`` of (K, 1)."""
+
 
 class NoSignal:
     """Every request goes on."""
@@ -105,27 +108,30 @@ class ReportedSignal:
             self.otherwise.follow(profile)
 
     def predict(self, running: Running, horizon: int) -> Prediction:
-        told = ~np.isnan(running.end_probability)
-        otherwise = self.otherwise or CapSignal(self.profile)
-        if not told.any():
-            return otherwise.predict(running, horizon)
-        if told.all():
-            return Chances(self._reported(running, horizon + 1).T)
-        untold = otherwise.predict(running.take(~told), horizon)
-        chances = np.empty((horizon + 1, len(running)))
-        chances[:, told] = self._reported(running.take(told), horizon + 1)
-        chances[:, ~told] = untold.chances(horizon + 1).T
-        return Chances(chances.T)
+        if np.isnan(running.end_probability).all():
+            return (self.otherwise or CapSignal(self.profile)).predict(running, horizon)
+        return Chances(self.chances(running, np.arange(horizon + 1)[:, None]).T)
 
-    def _reported(self, running: Running, steps: int) -> Floats:
+    def chances(self, running: Running, ahead: Ints) -> Floats:
+        told = ~np.isnan(running.end_probability)
+        if told.all():
+            return self._reported(running, ahead)
+        chances = np.empty((len(ahead), len(running)))
+        chances[:, told] = self._reported(running.take(told), ahead)
+        untold = running.take(~told)
+        if self._learner is not None:
+            chances[:, ~told] = self._learner.chances(untold, ahead)
+        else:
+            otherwise, last = self.otherwise or CapSignal(self.profile), int(ahead[-1, 0])
+            by_step = otherwise.predict(untold, last).chances(last + 1)
+            chances[:, ~told] = by_step.T[ahead[:, 0]]
+        return chances
+
+    def _reported(self, running: Running, ahead: Ints) -> Floats:
         going_on = (1 - running.end_probability) ** self.profile.step_tokens
         first = self.profile.steps_before_first(running.prefill_left)
-        cap = steps_to_cap(running, self.profile)
-        chances = np.ones((steps, len(running)))
-        for ahead in range(1, steps):
-            passing = np.where(ahead > first, going_on, 1.0)
-            chances[ahead] = chances[ahead - 1] * passing * (ahead < cap)
-        return chances
+        chances: Floats = going_on ** np.maximum(0, ahead - first)
+        return chances * short_of_cap(running, self.profile, ahead)
 
     @property
     def stale(self) -> bool:
@@ -151,6 +157,11 @@ def steps_to_cap(running: Running, profile: WorkProfile) -> Ints:
     if profile.prefill_beta:
         decodes += profile.steps_before_first(running.prefill_left)
     return decodes
+
+
+def short_of_cap(running: Running, profile: WorkProfile, ahead: Ints) -> Floats:
+    """1 where a request is below its cap so many steps on, else 0; shapes as of ``chances``."""
+    return (ahead < steps_to_cap(running, profile)).astype(np.float64)
 
 
 MEMORY_STEPS = 10_000.0
@@ -208,21 +219,25 @@ class SurvivalSignal:
         return np.exp(self._log_survival[bucket, : self._longest + 1])
 
     def predict(self, running: Running, horizon: int) -> Chances:
-        """Column h: S(generated + tokens yielded by then) / S(generated), 0 from the cap on."""
+        return Chances(self.chances(running, np.arange(horizon + 1)[:, None]).T)
+
+    def chances(self, running: Running, ahead: Ints) -> Floats:
+        """S(generated + tokens yielded by then) / S(generated), 0 from the cap on."""
         age = np.minimum(running.generated_tokens, self._longest)
-        start = _bucket(running.prompt_tokens) * self._log_survival.shape[1] + age
+        row = _bucket(running.prompt_tokens) * self._log_survival.shape[1]
         curve = self._log_survival.ravel()
-        from_start = curve.take(start)
-        cap = steps_to_cap(running, self._profile)
-        ahead = np.arange(horizon + 1)[:, None]
         tokens = self._profile.step_tokens * self._profile.decoded(running.prefill_left, ahead)
-        later = start + np.minimum(tokens, _BEYOND).astype(np.int64)
+        later = age + tokens.astype(np.int64)
+        if tokens.max(initial=0) > _BEYOND:
+            np.minimum(later, self._longest + _BEYOND, out=later)
+        later += row
         chances = curve.take(later, mode="clip")
-        chances -= from_start
+        chances -= curve.take(row + age)
         np.exp(chances, out=chances)
-        if cap.min(initial=horizon + 1) <= horizon:
+        cap, last = steps_to_cap(running, self._profile), int(ahead[-1, 0])
+        if cap.min(initial=last + 1) <= last:
             chances *= ahead < cap
-        return Chances(chances.T)
+        return chances
 
     def ended(self, departure: Departure) -> None:
         length = departure.generated_tokens

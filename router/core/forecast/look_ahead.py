@@ -15,6 +15,7 @@ from router.core.forecast.end_signals import (
     ReportedSignal,
     SkillMeter,
     SurvivalSignal,
+    short_of_cap,
 )
 from router.core.forecast.forecast import (
     Floats,
@@ -217,6 +218,12 @@ class LookAhead:
         assert not self.needs_running
         self._settle(len(loads), slots)
         return self._weighed((loads + self.profile.request_tokens * requests)[:, None])
+
+    def chances(self, running: Running, ahead: Ints) -> Floats:
+        """As of a signal that learns; else requests end at their caps, if they have any."""
+        if self._learner is not None:
+            return self._learner.chances(running, ahead)
+        return short_of_cap(running, self.profile, ahead)
 
     def ended(self, departure: Departure) -> None:
         self._lengths.ended(departure)

@@ -106,7 +106,7 @@ class Pool:
     def add(self, request: Request) -> None:
         """Add a request; a returning one regains its place, one that a worker failed goes first."""
         self._serial += 1
-        due = _due(request)
+        due = due_s(request)
         key = (2 * request.priority + math.isinf(due), request.arrival_s, self._serial)
         self.requests_of[request.tenant] += 1
         self.slots_of[request.tenant] += request.slots
@@ -196,7 +196,7 @@ class Pool:
 
     def ahead_of(self, newcomer: Request) -> tuple[int, npt.NDArray[np.int64]]:
         """Slots, and each prompt's tokens, of those as urgent whose first tokens are due sooner."""
-        due = _due(newcomer)
+        due = due_s(newcomer)
         stop = bisect_left(self._order, (2 * newcomer.priority + math.isinf(due), math.inf, 0))
         sooner = np.array(self._due[:stop]) <= due
         slots = np.array(self._slots[:stop])[sooner].sum()
@@ -360,7 +360,7 @@ def _fits(request: Request, waited: float, gap_tokens: int) -> bool:
     return request.load_tokens * (1 - waited**_RELUCTANCE) <= gap_tokens
 
 
-def _due(request: Request) -> float:
+def due_s(request: Request) -> float:
     """Time at which its first token is wanted; infinite: at no time."""
     wanted_s = None if request.targets is None else request.targets.ttft_s
     return math.inf if wanted_s is None else request.arrival_s + wanted_s

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 from typing import overload
 
 import numpy as np
 
 from router.core.forecast.forecast import Ints
-from router.core.types import Request
+from router.core.types import Assignment, Request
 
 _ID, _PROMPT_TOKENS, _SLOTS = attrgetter("id"), attrgetter("prompt_tokens"), attrgetter("slots")
 
@@ -53,6 +54,12 @@ class Tier(Sequence[Request]):
     def of_those(self, ids: Set[str]) -> Tier:
         """Only these requests, as far as they are in the tier."""
         return Tier.of([each for each in self.requests if each.id in ids], self.avoid, self.lacks)
+
+    def without(self, entered: Iterable[Assignment], most: int | None = None) -> Tier:
+        """Those that have not entered; so many of the oldest, or all."""
+        ids = {each.request_id for each in entered}
+        left = (each for each in self.requests if each.id not in ids)
+        return Tier.of(list(islice(left, most)), self.avoid, self.lacks)
 
     def parts(self, late_since: float = -math.inf) -> Iterator[Tier]:
         """Subtiers by eligible workers.

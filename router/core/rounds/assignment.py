@@ -10,6 +10,7 @@ from msgspec import structs
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.policies.room import Room, limited
 from router.core.queue.tier import Tier
+from router.core.rounds.backfill import Backfill
 from router.core.rounds.checks import any_fits, check
 from router.core.types import Assignment, Hits, Request, WorkerView
 
@@ -23,14 +24,16 @@ def assign(
     late_since: float = -math.inf,
     *,
     aged: bool = False,
+    backfill: Backfill | None = None,
 ) -> list[Assignment]:
     """Let a policy assign tier after tier while capacity lasts, each in one call.
 
     Tiers share the round's budget in proportion to the slots that each fills.
 
-    If requests of a tier lack memory, later tiers do not receive the worker that has most of it;
-    else smaller requests would take all that becomes free. So where memory is limited the oldest
-    request is a tier of its own once it has waited past the bound.
+    If requests of a tier lack memory, a worker is reserved for the oldest of them; else smaller
+    requests would take all that becomes free. Later tiers receive it only beside that request. So
+    where memory is limited the oldest request is a tier of its own once it has waited past the
+    bound.
 
     Args:
         policy: if it solves a program, its ``share`` is set for each call.
@@ -40,9 +43,10 @@ def assign(
         askable: ids of workers that take requests, now or soon. A failed request waits for those
             that it does not avoid; without any it goes to all.
         late_since: if a tier's first request arrived no later, and lacks memory everywhere, neither
-            do the others of its tier receive the worker that has most of it.
-
+            do the others of its tier receive the worker that is reserved for it.
         aged: the policy weighs how long requests have waited, so none needs a tier of its own.
+        backfill: the group's reservations; None: they hold for this round, and reserve a worker
+            wholly, that with most memory.
 
     Raises:
         PolicyError: the policy broke its contract (see ``Policy.assign``).
@@ -53,12 +57,16 @@ def assign(
         first = in_turn[0]
         parts = first.requests[:1], first.requests[1:]
         in_turn[:1] = [Tier.of(part, first.avoid, first.lacks) for part in parts]
-    round_ = _Round(policy, workers, known, askable, late_since, memory=memory)
+    round_ = _Round(policy, workers, known, askable, late_since, backfill, memory=memory)
     shares = [1.0] if len(in_turn) == 1 else _shares(in_turn, workers)
     done: list[Assignment] = []
     for tier, share in zip(in_turn, shares, strict=True):
         done += round_.serve(tier, share)
     return done
+
+
+# Of the oldest that are left so many may enter beside a reservation in a round.
+_BESIDE = 128
 
 
 class _Round:
@@ -74,6 +82,7 @@ class _Round:
         known: Known,
         askable: Set[str],
         late_since: float,
+        backfill: Backfill | None,
         *,
         memory: bool,
     ) -> None:
@@ -82,63 +91,121 @@ class _Round:
         self._late_since = late_since
         self._workers = workers
         self._known = known
-        self._last: tuple[Sequence[Assignment], Tier] | None = None
+        self._backfill = backfill
         self._limited = memory
-        self._kept: set[str] = set()
+        self._at_first = workers
+        # The last answer, of which the state above knows nothing yet; the last tier, and all that
+        # has entered of it.
+        self._last: tuple[Sequence[Assignment], Tier] | None = None
+        self._served: tuple[Sequence[Assignment], Tier] = (), Tier.of(())
+        self._reserved: dict[str, Request] = {}  # by worker: the request for which it is
 
     def serve(self, tier: Tier, share: float) -> Sequence[Assignment]:
-        if self._last is not None:
-            self._receive(*self._last)
+        self._receive()
+        done, before = self._served
+        if self._limited and len(done) < len(before):
+            self._reserve(before.without(done))
+        early: Sequence[Assignment] = ()
         first = tier.requests[:1]
-        late = self._limited and bool(first) and first[0].arrival_s <= self._late_since
-        if late and self._keep_room(tier, first):
-            tier = Tier.of(tier.requests[1:], tier.avoid, tier.lacks)
-        workers = self._offered(tier)
-        assignments: Sequence[Assignment] = ()
+        if self._limited and first and first[0].arrival_s <= self._late_since:
+            alone = Tier.of(first, tier.avoid, tier.lacks)
+            if self._lacking(alone) is not None:
+                early = self._beside(alone, share)
+                if not early:
+                    self._reserve(alone)
+                tier = Tier.of(tier.requests[1:], tier.avoid, tier.lacks)
+                self._receive()
+        if self._backfill is None:
+            done = self._ask(tier, self._offered(tier), share)
+        else:
+            share /= 1 + len(self._reserved)
+            done = self._ask(tier, self._offered(tier), share)
+            self._backfill.taken({worker_id for _, worker_id in done})
+            if self._reserved and len(done) < len(tier):
+                done = [*done, *self._beside(tier.without(done, _BESIDE), share)]
+        self._served = done, tier
+        return [*early, *done]
+
+    def _ask(self, tier: Tier, workers: Sequence[WorkerView], share: float) -> Sequence[Assignment]:
+        done: Sequence[Assignment] = ()
         if any_fits(tier, workers, memory=self._limited):
             if self._policy.solves:
                 self._policy.share = share
-            assignments = self._policy.assign(tier, workers, self._known)
-            check(
-                assignments,
-                tier,
-                workers,
-                memory=self._limited,
-                busy_from=self._known.busy_from,
-            )
-        self._last = assignments, tier
-        return assignments
+            done = self._policy.assign(tier, workers, self._known)
+            check(done, tier, workers, memory=self._limited, busy_from=self._known.busy_from)
+        self._last = done, tier
+        return done
 
-    def _receive(self, done: Sequence[Assignment], tier: Tier) -> None:
-        """Take the last tier's assignments into account; keep room for those that lack memory."""
+    def _beside(self, left: Tier, share: float) -> Sequence[Assignment]:
+        """Let some of these enter reserved workers."""
+        done: list[Assignment] = []
+        for place, worker_id in enumerate([worker.id for worker in self._workers]):
+            self._receive()
+            request, worker = self._reserved.get(worker_id), self._workers[place]
+            if self._backfill is None or request is None or worker_id in self._closed(left):
+                continue
+            views = self._at_first[place], worker
+            if (found := self._backfill.beside(request, views, place, left)) is None:
+                continue
+            tier, memory = found
+            workers = [structs.replace(one, capacity=min(0, one.capacity)) for one in self._workers]
+            unit = "admissible_tokens" if worker.kv is None else "admissible_blocks"
+            capacity = worker.capacity - request.slots
+            workers[place] = structs.replace(worker, capacity=capacity, **{unit: memory})
+            more = self._ask(tier, workers, share)
+            done += more
+            left = left.without(more)
+        return done
+
+    def _receive(self) -> None:
+        """Take the last answer into account."""
+        done, tier = self._last or ((), None)
+        self._last = None
+        if tier is None or not done:
+            return
         self._workers = _after(done, tier, self._workers, self._known.hits)
         if (outlook := self._known.outlook) is not None:
             outlook = outlook.after(done, tier.by_id, self._workers)
             self._known = replace(self._known, outlook=outlook)
-        if self._limited and len(done) < len(tier):
-            entered = {request_id for request_id, _ in done}
-            self._keep_room(tier, [request for request in tier if request.id not in entered])
 
-    def _keep_room(self, tier: Tier, left: Sequence[Request]) -> bool:
-        """Close the roomiest worker of those offered to a tier, if one of these lacks memory."""
+    def _lacking(self, tier: Tier) -> Request | None:
+        """The first that lacks memory, where workers are offered that have a slot."""
         offered = self._offered(tier)
-        free = [one for one in offered if one.capacity > 0]
-        lacking = bool(free) and len(Room(offered).fitting(left)) < len(left)
-        if lacking:
-            self._kept.add(max(free, key=lambda worker: worker.admissible or 0).id)
-        return lacking
+        if max([one.capacity for one in offered]) <= 0:
+            return None
+        fitting = Room(offered).fitting(tier)
+        if len(fitting) == len(tier):
+            return None
+        fit = {request.id for request in fitting}
+        return next(request for request in tier if request.id not in fit)
+
+    def _reserve(self, tier: Tier) -> None:
+        """Reserve a worker for the first that lacks memory, if any; it may stand aside."""
+        lacking = self._lacking(tier)
+        if lacking is None:
+            return
+        free = [one for one in self._offered(tier) if one.capacity > 0]
+        worker_id: str | None = max(free, key=lambda worker: worker.admissible or 0).id
+        if self._backfill is not None:
+            worker_id = self._backfill.worker_for(lacking, self._at_first, free)
+        if worker_id is not None:
+            self._reserved[worker_id] = lacking
 
     def _offered(self, tier: Tier) -> Sequence[WorkerView]:
-        """Workers that the tier avoids, or that lack its model, or are kept have no capacity."""
-        closed = tier.lacks | self._kept
-        if tier.avoid and self._askable - tier.avoid - tier.lacks:
-            closed = closed | tier.avoid
+        """Closed and reserved workers have no capacity."""
+        closed = self._closed(tier) | self._reserved.keys()
         if not closed:
             return self._workers
         return [
             structs.replace(one, capacity=min(0, one.capacity)) if one.id in closed else one
             for one in self._workers
         ]
+
+    def _closed(self, tier: Tier) -> Set[str]:
+        """Workers that the tier avoids, or that lack its model."""
+        if tier.avoid and self._askable - tier.avoid - tier.lacks:
+            return tier.lacks | tier.avoid
+        return tier.lacks
 
 
 def _shares(tiers: Sequence[Tier], workers: Sequence[WorkerView]) -> list[float]:

@@ -1,13 +1,13 @@
 """Decisions for one group: the rounds of the live router and of the simulator."""
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from router.core.clock import Clock
 from router.core.forecast.end_signals import Departure
-from router.core.forecast.forecast import Outlook, WorkProfile
+from router.core.forecast.forecast import Outlook, Running, WorkProfile
 from router.core.forecast.look_ahead import LookAhead
 from router.core.policies.policy_protocol import Decision, Known, Policy
 from router.core.queue.fair_share import ANONYMOUS, FairShare, Offer
@@ -15,6 +15,7 @@ from router.core.queue.pool import Pool
 from router.core.queue.tier import Tier
 from router.core.rounds import assignment
 from router.core.rounds.affinity import Affinity
+from router.core.rounds.backfill import Backfill
 from router.core.rounds.barriers import Barrier, allot
 from router.core.rounds.overcommit import Overcommit
 from router.core.rounds.prompt_waves import PromptWaves, delay_s
@@ -99,6 +100,10 @@ class Workers(Protocol):
 
     def outlook(self, look_ahead: LookAhead, views: Sequence[WorkerView]) -> Outlook: ...
 
+    def running(self, places: Iterable[int]) -> Running:
+        """Requests on the workers at these places of the views, or on the way there."""
+        ...
+
 
 W = TypeVar("W", bound=Workers)
 
@@ -153,6 +158,7 @@ class RoundDecider(Generic[W]):
     look_ahead: LookAhead | None = None
     overcommit: Overcommit = field(default_factory=Overcommit)
     reservations: Reservations = field(default_factory=Reservations)
+    backfill: Backfill = field(init=False)
     waves: PromptWaves = field(default_factory=PromptWaves)
     affinity: Affinity = field(default_factory=Affinity)
     fair: FairShare = field(default_factory=FairShare)
@@ -163,6 +169,7 @@ class RoundDecider(Generic[W]):
 
     def __post_init__(self) -> None:
         self.partners = self.partners or (self,)
+        self.backfill = Backfill(self.group.running)
 
     def follow(self) -> None:
         """Forecast by the group's step time as it is now, whatever it was before."""
@@ -298,7 +305,9 @@ class RoundDecider(Generic[W]):
             askable=given.askable,
             late_since=given.late_since,
             aged=given.aged,
+            backfill=self.backfill,
         )
+        self._begin_backfill(given.now)
         try:
             outlook = None
             if self.look_ahead is not None:
@@ -325,6 +334,11 @@ class RoundDecider(Generic[W]):
             self.on_policy_error(error)
         self.stats.policy_errors += 1
         return settled(self.fallback)
+
+    def _begin_backfill(self, now: float) -> None:
+        seen = self.group.totals[PoolState.WAITING]
+        step_s = seen.step_s / seen.steps if seen.steps else 0.0
+        self.backfill.begin(self.look_ahead, now, step_s, self.pool.__contains__)
 
     @property
     def _plans_prompts(self) -> bool:

@@ -61,6 +61,12 @@ def test_where_nothing_is_reported_another_signal_speaks() -> None:
     assert isinstance(ReportedSignal().predict(nothing, 2), Ends)
 
 
+def test_where_some_tell_nothing_what_is_learned_speaks_for_them() -> None:
+    now, inner = running([10, 10], p=[0.5, np.nan], caps=[9, 2]), SurvivalSignal()
+    mixed = chances(ReportedSignal(otherwise=inner), now, 2)
+    assert mixed == [[1, 0.5, 0.25], chances(inner, now, 2)[1]]
+
+
 def test_the_other_signal_learns() -> None:
     inner = SurvivalSignal()
     signal = ReportedSignal(otherwise=inner)

@@ -289,3 +289,14 @@ def test_where_slots_are_short_prompts_are_planned_only_if_caches_differ(cached:
     life.end(first[0].request_id)
     assert len(life.decide()) == 1
     assert (life.policy.last is None) == (cached[0] == 0)
+
+
+def test_requests_stand_aside_as_long_as_they_wait() -> None:
+    life = Life()
+    waiting = [life.arrive() for _ in range(3 * SLOTS + 1)]
+    life.decide()
+    life.decider.backfill.aside = {"gone", waiting[-1]}
+    life.arrive()
+    life.end(waiting[0])
+    life.decide()
+    assert life.decider.backfill.aside == {waiting[-1]}
