@@ -89,7 +89,8 @@ class Barrier:
         prompt_s = self.cost.per_prompt_token_s * (lacking * request.slots + self.pending_tokens)
         over = max(0.0, self.least_tokens + request.load_tokens - self.peak_tokens)
         step_s = self.cost.seconds(self.peak_tokens, self.requests / max(1, len(self.views)))
-        slower = self.cost.work_s(over, request.slots / max(1, len(self.views))) / step_s
+        more_s = self.cost.work_s(over, request.slots / max(1, len(self.views)))
+        slower = more_s / step_s if step_s else 0.0  # a step of an idle group may cost nothing
         return prompt_s * (1 + self.requests) + (1 + self.requests * slower) / self.rate_per_s
 
     def place(self, request: Request) -> None:

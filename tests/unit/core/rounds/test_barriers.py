@@ -61,6 +61,12 @@ def test_what_raises_the_peak_of_a_barrier_costs_all_there() -> None:
     assert level.cost_s(replace(one, computed=True)) == hollow.cost_s(replace(one, computed=True))
 
 
+def test_an_idle_group_whose_steps_cost_nothing_without_work_takes_requests() -> None:
+    free = replace(COST, base_s=0.0)
+    idle = {name: barrier(name, cost=free, requests=0, load_tokens=0) for name in "ab"}
+    assert chosen(request(1, 100), **idle) == ["a"]
+
+
 def test_while_costs_are_unknown_the_emptier_group_has_it() -> None:
     known, unknown = barrier("a", requests=4), barrier("b", cost=None)
     assert chosen(request(1, 2000), a=known, b=unknown) == ["b"]
