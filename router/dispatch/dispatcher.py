@@ -70,6 +70,7 @@ class Dispatcher:
         self._prompt_rule: int | Targets | None = None
         self._lockstep_log = LockstepLog()
         self._lines = Lines(cluster, self._make_pool)
+        self._home: Mapping[str, str] = {}  # group of each model
         self._shared = Shared(cluster, clock, settings, NothingIncoming())
         self.on_change: Callable[[], None] = lambda: None
         self.queues: dict[str, GroupQueue] = {}
@@ -139,8 +140,13 @@ class Dispatcher:
         return queue.submit(request)
 
     def give_back(self, request: Request, *failed_by: str) -> Again:
-        self._queue(request).stats.returned += 1
-        return self._again(request, request.again(*failed_by))
+        queue, again = self._queue(request), request.again(*failed_by)
+        queue.stats.returned += 1
+        home = self.queues.get(self._home.get(request.model, ""), queue)
+        # Its group may have left the line meanwhile, and serve other models.
+        if all(again.group != each.group.name for each in (*queue.joined, *home.joined)):
+            again = replace(again, group=home.group.name)
+        return self._again(request, again)
 
     def may_ask_elsewhere(self, group: str, asked: Set[str]) -> bool:
         queue = self.queues.get(group)  # its line may have gone on without it
@@ -239,8 +245,6 @@ class Dispatcher:
 
     def _again(self, request: Request, again: Request) -> Again:
         queue, now = self._queue(request), self._clock()
-        if again.group not in self.queues:
-            again = replace(again, group=queue.group.name)
         queue.sent_s.pop(request.id, None)
         self.cluster.apply(ev.Returned(request.id, again, now))
         queue.wake()
@@ -319,6 +323,7 @@ class Dispatcher:
 
     def share(self, lines: Sequence[Sequence[str]], home: Mapping[str, str]) -> None:
         """Requests for a group may go to all of its line from now on; ``home``: of each model."""
+        self._home = home
         for names in lines:
             self._lines.draw([self.queues[name] for name in names], home)
 

@@ -169,6 +169,24 @@ async def test_a_group_without_workers_goes_and_its_requests_stay() -> None:
     assert (again.group, sent_to(waiter)) == ("b", "b")
 
 
+@pytest.mark.parametrize(("parts", "expected"), [("a", "b"), ("b", "a")])
+async def test_what_fails_once_groups_have_parted_waits_where_its_model_is(
+    parts: str, expected: str
+) -> None:
+    router = Shared(a="llama", b="llama", c="llama")
+    asked = [router.ask(number, "llama") for number in range(3)]
+    await settle()
+    on_b, *others = sorted(asked, key=lambda one: sent_to(one[1]) != "b")
+    assert (on_b[0].group, sent_to(on_b[1])) == ("a", "b")
+    router.learn(parts, "qwen")
+    again, waiter = router.dispatcher.give_back(on_b[0], "b")
+    assert (again.group, router.waiting) == (expected, {expected: 1})
+    router.end(*others)
+    await settle()
+    assert sent_to(waiter) in {"a", "c"} - {parts}
+    router.end((again, waiter))
+
+
 async def test_without_workers_its_own_requests_are_refused() -> None:
     router = Shared(a="llama", b="llama sql")
     running = [router.ask(number, "sql") for number in range(3)]
