@@ -23,7 +23,9 @@ class Wanted:
 
     def remove(self, targets: Targets | None) -> None:
         if targets is not None and targets.tpot_s is not None:
-            self._requests -= Counter((targets.tpot_s,))
+            self._requests[targets.tpot_s] -= 1
+            if not self._requests[targets.tpot_s]:
+                del self._requests[targets.tpot_s]
 
     def tpot_s(self, least_s: float) -> float | None:
         """The tightest target but for a tenth of the requests that have one.
