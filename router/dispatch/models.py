@@ -210,6 +210,7 @@ class ModelTable:
 
     def serving(self, model: str | None) -> list[Group]:
         """All groups of the lines that serve it; errors as from ``group``."""
+        self._forget()  # they may all have gone
         lines = self.divided.get(model or "") or [self.group(model)]
         return [group for first in lines for group in self.groups(first)]
 

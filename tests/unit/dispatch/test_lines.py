@@ -169,6 +169,17 @@ async def test_a_group_without_workers_goes_and_its_requests_stay() -> None:
     assert (again.group, sent_to(waiter)) == ("b", "b")
 
 
+async def test_where_all_groups_of_a_model_have_gone_nobody_serves_it() -> None:
+    router = Shared(a="llama", b="llama")
+    router.remove("a")
+    router.remove("b")
+    assert [group.name for group in router.models.serving("llama")] == ["a", "b"]
+    router.now_s += DISSOLVED_S + 1
+    router.dispatcher.tick()
+    with pytest.raises(NoWorkerError):
+        router.models.serving("llama")
+
+
 @pytest.mark.parametrize(("parts", "expected"), [("a", "b"), ("b", "a")])
 async def test_what_fails_once_groups_have_parted_waits_where_its_model_is(
     parts: str, expected: str
