@@ -296,8 +296,12 @@ class GroupQueue:
 
     # Workers.
 
+    @property
+    def _served(self) -> bool:
+        return self.group.serving or self.group.paused
+
     def note_change(self) -> None:
-        if self.group.serving or self.group.paused:
+        if self._served:
             self.deserted_s = None
         elif self.deserted_s is None:
             self.deserted_s = self._shared.clock()
@@ -332,7 +336,7 @@ class GroupQueue:
     # Time.
 
     def tick(self, now: float) -> bool:
-        """Check the time; true if a breaker may hold a worker back, or did so until now."""
+        """Check the time; true if workers came or went, or a breaker may hold some, or did so."""
         self.decider.learn()
         self.decider.fair.see(now, self.group.held)
         for worker in self.group.live_workers():
@@ -342,13 +346,17 @@ class GroupQueue:
                 self._shared.cluster.apply(FeedStale(worker.spec.id))
                 self.schedule(hurry=True)
         self._expire(now)
+        # By a snapshot too workers go down or come up: it tells which stand and fall together.
+        changed = self._served != (self.deserted_s is None)
+        if changed:
+            self.note_change()
         reviewed = self.group.review(now)
         if reviewed:
             self.schedule(hurry=True)
         if self.waiters and (deserted := self.deserted()) is not None:
             for request in list(self.pool):
                 self._desert(request, deserted)
-        return reviewed
+        return changed or reviewed
 
     def _expire(self, now: float) -> None:
         for request in self.pool.expired(now):

@@ -3,10 +3,12 @@
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from router.core.errors import NoWorkerError, PoolFullError, QueueTimeoutError
-from router.core.events import WorkerDown, WorkerUp
+from router.core.events import SnapshotReceived, WorkerDown, WorkerUp
 from router.core.types import Outcome
+from tests.support.core import snapshot
 from tests.support.dispatching import Rig, sent_to, settle
 from tests.support.scripted import soon
 
@@ -53,6 +55,28 @@ async def test_those_who_wait_fail_when_the_last_worker_goes_down() -> None:
             await soon(waiter)
     assert (rig.waiting, rig.stats.outcomes[Outcome.FAILED]) == (0, 2)
     assert rig.group.line.waiting == 0
+
+
+async def test_ranks_that_tell_of_a_lockstep_go_down_and_come_up_as_by_a_check() -> None:
+    def tell(ranks: int, epoch: str) -> None:
+        told = structs.replace(snapshot("full", 1, epoch=epoch), ranks=ranks)
+        rig.dispatcher.apply(SnapshotReceived("a", told, rig.now_s))
+
+    rig = Rig({"a": 1, "b": 1})
+    rig.dispatcher.apply(WorkerDown("b", "gone"))
+    tell(2, "together")
+    _, waiter = rig.submit(0)
+    rig.dispatcher.tick()
+    rig.now_s += 1
+    rig.dispatcher.tick()
+    with pytest.raises(NoWorkerError, match="a: in lockstep with b: gone"):
+        await soon(waiter)
+
+    tell(1, "alone")
+    rig.dispatcher.tick()
+    _, waiter = rig.submit(1)
+    await settle()
+    assert sent_to(waiter) == "a"
 
 
 async def test_a_request_that_comes_back_to_no_worker_fails() -> None:
