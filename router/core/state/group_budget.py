@@ -11,8 +11,8 @@ from router.core.targets import Targets
 # Part of the tight target that the mean over requests is to keep, since each is judged by its
 # own. Found by simulation.
 _PART = 0.95
-# Where no budget seems to keep a TPOT target, smaller ones are tried in some of so many steps:
-# more than the fit of the cost leaves out as hiccups.
+# Where no budget seems to keep a TPOT target, smaller ones are tried in three of four of the first
+# steps of so many: more than the fit of the cost leaves out as hiccups.
 _TRIED, _OF_STEPS = 128, 2048
 
 
