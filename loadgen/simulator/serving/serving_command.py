@@ -20,6 +20,7 @@ from loadgen.simulator.decode.decode_config import SERVE
 from loadgen.simulator.serving.serving_config import (
     AUTO,
     PrefillWindow,
+    RankGroup,
     ServingArrivals,
     ServingConfig,
     whole,
@@ -56,6 +57,14 @@ class ServingOptions:
         ),
     ] = None
     workers: WorkersFlag = 8
+    beside: Annotated[
+        str | None,
+        flag(
+            "Further groups of one model: each a barrier of so many workers, with steps of this "
+            "speed; its requests go where the router sends them.",
+            RankGroup.FORM,
+        ),
+    ] = None
     barrier: Annotated[bool, flag("Workers step together, or each alone.")] = True
     slots: SlotsFlag = 128
     kv_tokens: Annotated[int, flag("KV memory of a worker.", "N")] = 1_000_000
@@ -105,6 +114,7 @@ class ServingOptions:
                 "arrivals": ServingArrivals.parse(self.arrivals),
                 "prompt_budget": _budget(self.prompt_budget),
                 "targets": Targets(self.target_ttft, self.target_tpot),
+                "beside": () if self.beside is None else RankGroup.parse(self.beside),
                 "classes": () if self.classes is None else parse_classes(self.classes),
                 "prefill_window": PrefillWindow.parse(self.prefill_window),
                 "step_time": load_step_time(self.step_time),
@@ -130,6 +140,7 @@ _ROWS = (
     ("TTFT, s", "ttft_mean_s", 1.0),
     ("TTFT p50, s", "ttft_p50_s", 1.0),
     ("TTFT p99, s", "ttft_p99_s", 1.0),
+    ("latency, s", "latency_mean_s", 1.0),
     ("TPOT, ms", "tpot_mean_s", 1e3),
     ("TPOT p99, ms", "tpot_p99_s", 1e3),
     ("throughput, tok/s", "throughput_tok_s", 1.0),
@@ -150,6 +161,8 @@ def _table(result: ServingResult) -> RenderableType:
     some = "" if window == str(PrefillWindow()) else f", prompts in {window} of the steps"
     sessions = "" if used["think"] is None else f", turns {used['think']:g} s after an answer"
     workers = f"{used['workers']} workers{'' if used['barrier'] else ', each stepping alone,'}"
+    if used["beside"] is not None:
+        workers += f" and groups of {used['beside']} beside them,"
     notes: tuple[str, ...] = (
         f"{used['trace']}, {used['requests']} requests, arrivals {used['arrivals']}{sessions}, "
         f"seed {used['seed']}; the first {used['warmup']:.0%} are left out",

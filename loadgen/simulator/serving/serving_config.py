@@ -1,6 +1,6 @@
 """Configuration of one simulation of whole engines."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal, Self
 
@@ -30,6 +30,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "dispatch_delay": (0, 1000),
 }
 _RATES_PER_S = (1e-9, 1e6)
+_SPEEDS = (1e-3, 1e3)
 _MOST_DIGITS = 18
 
 
@@ -88,6 +89,39 @@ class PrefillWindow:
         return f"{self.open}/{self.every}"
 
 
+@dataclass(frozen=True, slots=True)
+class RankGroup:
+    """Workers of a group, and the speed of their steps: 0.5 takes twice ``step_time``."""
+
+    FORM: ClassVar[str] = "G[:SPEED],..."
+
+    workers: int
+    speed: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str) -> tuple[Self, ...]:
+        """Parse ``8,4:.5``.
+
+        Raises:
+            ConfigError: another form, or a number out of range.
+        """
+        groups = []
+        for each in text.split(","):
+            left, colon, right = each.partition(":")
+            workers, speed = whole(left) or 0, number_in(right) if colon else 1.0
+            least, most = _SPEEDS
+            if not 1 <= workers <= _RANGES["workers"][1] or not least <= speed <= most:
+                raise ConfigError(
+                    f"--beside takes {cls.FORM}, as 8,4:.5: workers, and a speed from {least:g} to "
+                    f"{most:g} of their steps, got {text!r}"
+                )
+            groups.append(cls(workers, speed))
+        return tuple(groups)
+
+    def __str__(self) -> str:
+        return f"{self.workers}:{self.speed:g}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingConfig:
     """One simulation of whole engines.
@@ -102,6 +136,8 @@ class ServingConfig:
     arrivals: ServingArrivals
     requests: int = 2500  # the first ones of the trace
     workers: int = 8
+    # Further groups that serve the same requests, each with steps of its own.
+    beside: Sequence[RankGroup] = ()
     barrier: bool = True  # the workers step together, or each alone
     slots: int = 128
     kv_tokens: int = 1_000_000
@@ -148,6 +184,12 @@ class ServingConfig:
                 "computes a token of each request that decodes"
             )
         self._check_trace()
+
+    @property
+    def groups(self) -> Mapping[str, RankGroup]:
+        """All groups by name, ``workers`` first."""
+        beside = {f"beside{number}": each for number, each in enumerate(self.beside, 1)}
+        return {"default": RankGroup(self.workers), **beside}
 
     @property
     def rows(self) -> Sequence[TraceRequest]:
@@ -199,6 +241,7 @@ class ServingConfig:
             "trace": self.trace.name,
             **{name: getattr(self, name) for name in plain},
             **{name: SERVE[name] for name in ("lookahead", "overcommit")},
+            "beside": ",".join(map(str, self.beside)) or None,
             "arrivals": str(self.arrivals),
             "dispatch": self.dispatch.value,
             "prefill_window": str(self.prefill_window),

@@ -16,7 +16,7 @@ from router.core.targets import Verdict
 class ServingRecords:
     """The S steps after the warm-up, up to the last arrival: the load does not fall meanwhile.
 
-    Without a barrier each step is that of one rank, G = 1.
+    Without a barrier each step is that of one rank, G = 1. Groups must be of one size.
     """
 
     seconds: Floats  # duration of each step, shape (S,)
@@ -36,6 +36,7 @@ class ServingResult:
     ttft_p50_s: float
     ttft_p90_s: float
     ttft_p99_s: float
+    latency_mean_s: float  # from a request's arrival to its last token
     tpot_mean_s: float | None  # from the first token to the last, for each after the first
     tpot_p99_s: float | None
     throughput_tok_s: float  # output tokens per second
@@ -64,7 +65,8 @@ class _Sums:
     preemptions: int = 0
     steps: int = 0
     step_s: float = 0.0
-    waited_share_s: float = 0.0
+    rank_s: float = 0.0  # of all ranks
+    waited_s: float = 0.0  # part of it for the slowest rank
 
 
 class ServingRecorder:
@@ -81,6 +83,7 @@ class ServingRecorder:
         self._first_s: dict[int, float] = {}
         self._ttft_s: list[float] = []
         self._tpot_s: list[float] = []
+        self._latency_s: list[float] = []
         self._queued_s: dict[int, float] = {}  # until sent
         self._verdicts: Counter[tuple[str, Verdict]] = Counter()  # by class
         self._prompt_tokens = self._cached_tokens = 0
@@ -108,7 +111,9 @@ class ServingRecorder:
         sums.preemptions += preempted
         sums.steps += 1
         sums.step_s += seconds
-        sums.waited_share_s += seconds - sum(needed_s) / len(needed_s)
+        rank_s = seconds * len(needed_s)
+        sums.rank_s += rank_s
+        sums.waited_s += rank_s - sum(needed_s)
 
     def first_token(self, turn: Turn, request: EngineRequest, now_s: float) -> None:
         self._first_s[turn.number] = now_s
@@ -129,6 +134,7 @@ class ServingRecorder:
             tpot_s = (now_s - first_s) / (turn.output_tokens - 1)
             self._tpot_s.append(tpot_s)
         assert turn.arrival_s is not None
+        self._latency_s.append(now_s - turn.arrival_s)
         targets = turn.class_.targets
         queued_s = self._queued_s.pop(turn.number)
         ttft_s = first_s - turn.arrival_s
@@ -163,6 +169,7 @@ class ServingRecorder:
             ttft_p50_s=float(np.percentile(self._ttft_s, 50)),
             ttft_p90_s=float(np.percentile(self._ttft_s, 90)),
             ttft_p99_s=float(np.percentile(self._ttft_s, 99)),
+            latency_mean_s=float(np.mean(self._latency_s)),
             tpot_mean_s=float(np.mean(self._tpot_s)) if self._tpot_s else None,
             tpot_p99_s=float(np.percentile(self._tpot_s, 99)) if self._tpot_s else None,
             throughput_tok_s=(now.tokens - before.tokens) / span_s,
@@ -174,7 +181,7 @@ class ServingRecorder:
             },
             misses={cause: told[cause] for cause in ("queue", "prompt", "tokens")},
             prefix_hit_share=self._cached_tokens / self._prompt_tokens,
-            idle_share=(now.waited_share_s - before.waited_share_s) / step_s,
+            idle_share=(now.waited_s - before.waited_s) / (now.rank_s - before.rank_s),
             step_mean_s=step_s / steps,
             evictions_per_1k=1000 * (now.preemptions - before.preemptions) / counted,
             parameters=parameters,

@@ -11,6 +11,7 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
 from math import inf
 
@@ -30,6 +31,7 @@ from router.core.policies.policy_protocol import Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.prompt_budget import PromptBudget
 from router.core.queue.pool import Pool
+from router.core.rounds.barriers import Allot, allot
 from router.core.rounds.decider import Decider
 from router.core.rounds.overcommit import Overcommit
 from router.core.state.cluster import Cluster
@@ -37,17 +39,29 @@ from router.core.state.group_budget import GroupBudget
 from router.core.state.rates import SendDelay
 from router.core.types import Outcome, Request, WorkerSpec
 
-GROUP = "default"
-
 
 def simulate_serving(
-    config: ServingConfig, *, policy: Policy | None = None, keep_records: bool = False
+    config: ServingConfig,
+    *,
+    policy: Policy | None = None,
+    allot: Allot = allot,
+    keep_records: bool = False,
 ) -> ServingResult:
     """Run one simulation; equal configurations give equal results.
 
-    ``policy`` replaces the configured one.
+    ``policy`` replaces the configured one, ``allot`` the live router's choice of a group.
     """
-    return _Simulation(config, policy).run(keep_records=keep_records)
+    return _Simulation(config, policy, allot).run(keep_records=keep_records)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Group:
+    """Ranks that one decider serves; ``speed``: of their steps, as in ``ServingConfig``."""
+
+    ranks: Sequence[Rank]
+    speed: float
+    decider: Decider
+    budget: GroupBudget | None
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +74,7 @@ class _Domain:
         ends_s: its end; infinite while they rest.
     """
 
+    group: _Group
     ranks: Sequence[Rank]
     step: int = 0
     on_way: deque[tuple[int, Rank, EngineRequest]] = field(default_factory=deque)
@@ -76,7 +91,7 @@ class _Domain:
 
 
 class _Simulation:
-    def __init__(self, config: ServingConfig, policy: Policy | None) -> None:
+    def __init__(self, config: ServingConfig, policy: Policy | None, allot: Allot) -> None:
         self._config = config
         self._turns = turns_of(config)
         self._recorder = ServingRecorder(self._turns, int(config.warmup * config.requests))
@@ -88,26 +103,19 @@ class _Simulation:
         self._unsent = iter(self._turns[len(arriving) :] if closed else ())
         self._behind: deque[Request] = deque()
         self._turn_of: dict[str, Turn] = {}
-        self._ranks = [
-            Rank(f"w{index:04}", GROUP, index, _engine(config)) for index in range(config.workers)
+        self._hits: dict[tuple[str, str], Sequence[int]] = {}
+        self._pool = Pool(config.pool, config.starvation_s)
+        self._cluster = Cluster((), lockstep=set(config.groups) if config.barrier else ())
+        self._groups = [self._new_group(name, policy) for name in config.groups]
+        self._join(allot)
+        self._domains = [
+            _Domain(group, ranks)
+            for group in self._groups
+            for ranks in ([group.ranks] if config.barrier else [[rank] for rank in group.ranks])
         ]
-        domains = [self._ranks] if config.barrier else [[rank] for rank in self._ranks]
-        self._domains = [_Domain(ranks) for ranks in domains]
         self._rank_of = {
             rank.worker_id: (domain, rank) for domain in self._domains for rank in domain.ranks
         }
-        self._cluster = Cluster(
-            (WorkerSpec(rank.worker_id, "", GROUP, slots=config.slots) for rank in self._ranks),
-            lockstep={GROUP} if config.barrier else (),
-        )
-        self._hits: dict[str, Sequence[int]] = {}
-        self._decider = self._new_decider(policy)
-        self._budget = None
-        if not isinstance(config.prompt_budget, int):
-            budget = None
-            if config.prompt_budget == AUTO:
-                budget = PromptBudget(config.targets, config.batch_tokens)
-            self._budget = GroupBudget(self._cluster.groups[GROUP], budget)
 
     def run(self, *, keep_records: bool) -> ServingResult:
         now_s = 0.0
@@ -122,29 +130,33 @@ class _Simulation:
             else:
                 now_s = next_.ends_s
                 self._end(next_)
-        fitted = self._cluster.groups[GROUP].step_time
-        learned = {"learned_step_time": fitted and str(fitted)}
+        fitted = [each.decider.group.step_time for each in self._groups]
+        learned = {"learned_step_time": " and ".join(map(str, filter(None, fitted))) or None}
         return self._recorder.result(
             now_s, self._config.described() | learned, keep_records=keep_records
         )
 
-    def _new_decider(self, policy: Policy | None) -> Decider:
+    def _new_group(self, name: str, policy: Policy | None) -> _Group:
         config = self._config
-        group = self._cluster.groups[GROUP]
-        group.prefix_hits = self._hits_of
+        given = config.groups[name]
+        ranks = [Rank(f"{name}-{i:04}", name, i, _engine(config)) for i in range(given.workers)]
+        for rank in ranks:
+            self._cluster.join(WorkerSpec(rank.worker_id, "", name, slots=config.slots))
+        group = self._cluster.groups[name]
+        group.prefix_hits = partial(self._hits_of, ranks)
         group.rates.delay = SendDelay(config.dispatch_delay)
-        for rank in self._ranks:
+        for rank in ranks:
             self._cluster.apply(WorkerUp(rank.worker_id))
         # Ranks behind a barrier are up once all are.
-        for rank in self._ranks:
+        for rank in ranks:
             snapshot = rank.snapshot(0.0, 0, 0.0, None)
             self._cluster.apply(SnapshotReceived(rank.worker_id, snapshot, 0.0))
         row = POLICIES[config.policy]
         profile = WorkProfile(prefill_chunk=config.batch_tokens)
         policy = policy or row.make(PolicySettings(seed=config.seed))
-        return Decider(
+        decider = Decider(
             group,
-            Pool(config.pool, config.starvation_s),
+            self._pool,
             policy,
             policy,
             config.dispatch,
@@ -152,6 +164,20 @@ class _Simulation:
             Overcommit(SERVE["overcommit"]),
             on_policy_error=_raise,
         )
+        budget = None
+        if not isinstance(config.prompt_budget, int):
+            auto = config.prompt_budget == AUTO
+            bound = PromptBudget(config.targets, config.batch_tokens) if auto else None
+            budget = GroupBudget(group, bound)
+        return _Group(ranks, given.speed, decider, budget)
+
+    def _join(self, allot: Allot) -> None:
+        """As the live router does where groups serve the same requests."""
+        first, *others = deciders = [each.decider for each in self._groups]
+        for other in others:
+            first.group.line.merge(other.group.line)
+        for each in deciders:
+            each.partners, each.allot = deciders, allot
 
     def _begin(self, domain: _Domain, now_s: float) -> None:
         """Begin a step if there is work; requests that arrive meanwhile see the state before it."""
@@ -159,7 +185,7 @@ class _Simulation:
         domain.deliver(every=not any(rank.engine.unfinished for rank in ranks))
         if not any(rank.engine.unfinished for rank in ranks):
             return
-        if (budget := self._budget) is not None:
+        if (budget := domain.group.budget) is not None:
             for rank in ranks:
                 chosen = budget.of(rank.worker_id)
                 rank.engine.prompt_budget = chosen and chosen.at(domain.step)
@@ -168,7 +194,10 @@ class _Simulation:
         domain.schedules = [rank.begin(now_s, prefill=prefill) for rank in ranks]
         domain.needed_s = [
             config.step_time.seconds(
-                rank.engine.batch_tokens, len(rank.engine.batch), schedule.prefill_tokens
+                rank.engine.batch_tokens,
+                len(rank.engine.batch),
+                schedule.prefill_tokens,
+                domain.group.speed,
             )
             for rank, schedule in zip(ranks, domain.schedules, strict=True)
         ]
@@ -192,11 +221,12 @@ class _Simulation:
         generated = sum(rank.engine.generated_total for rank in ranks) - generated
         preempted = sum(len(schedule.preempted) for schedule in domain.schedules)
         self._recorder.step(now_s, seconds, domain.needed_s, domain.rows, generated, preempted)
-        self._decider.learn(step_complete=complete)
-        if complete and self._budget is not None:
-            self._budget.step_ended()
-            self._decider.refresh()
-        self._round(now_s)
+        group = domain.group
+        group.decider.learn(step_complete=complete)
+        if complete and group.budget is not None:
+            group.budget.step_ended()
+            group.decider.refresh()
+        self._round(now_s, [group])
 
     def _account(self, rank: Rank, now_s: float) -> None:
         for request in rank.entered:
@@ -215,7 +245,7 @@ class _Simulation:
             turn = self._turns[number]
             request = Request(
                 f"es-{number:020x}",
-                GROUP,
+                self._groups[0].decider.group.name,
                 turn.prompt_tokens,
                 arrival_s=at_s,
                 exact=True,
@@ -225,17 +255,21 @@ class _Simulation:
             self._recorder.arrived(turn, at_s)
             self._cluster.apply(Arrived(request))
             self._behind.append(request)
-            self._round(at_s)
+            self._round(at_s, self._groups)
 
-    def _round(self, now_s: float) -> None:
+    def _round(self, now_s: float, groups: Sequence[_Group]) -> None:
         """Assign waiting requests to workers with free capacity, and send them."""
-        pool = self._decider.pool
+        pool = self._pool
         while self._behind and not pool.full:
             pool.add(self._behind.popleft())
-        if not len(pool):
-            return
         self._hits.clear()
-        for request_id, worker_id in self._decider.decide(now_s, lambda: now_s):
+        for group in groups:
+            if len(pool):
+                self._send(group, now_s)
+
+    def _send(self, group: _Group, now_s: float) -> None:
+        pool = self._pool
+        for request_id, worker_id in group.decider.decide(now_s, lambda: now_s):
             pool.remove(request_id)
             self._cluster.apply(Dispatched(request_id, worker_id, now_s))
             turn = self._turn_of[request_id]
@@ -251,13 +285,14 @@ class _Simulation:
             if not self._config.dispatch_delay:
                 domain.deliver(every=True)
 
-    def _hits_of(self, request: Request) -> Sequence[int]:
+    def _hits_of(self, ranks: Sequence[Rank], request: Request) -> Sequence[int]:
         """Cached tokens of a prompt by worker; they hold within a round."""
-        hits = self._hits.get(request.id)
+        key = request.id, ranks[0].worker_id
+        hits = self._hits.get(key)
         if hits is None:
             turn = self._turn_of[request.id]
-            hits = self._hits[request.id] = [
-                rank.engine.hit_tokens(turn.chain, turn.prompt_tokens) for rank in self._ranks
+            hits = self._hits[key] = [
+                rank.engine.hit_tokens(turn.chain, turn.prompt_tokens) for rank in ranks
             ]
         return hits
 

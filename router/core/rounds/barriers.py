@@ -3,16 +3,19 @@
 Each group has a barrier of its own. On a group a request costs the time that it and the requests
 there lose together, in seconds:
 
-    P (1 + n) + (1 + n dT / T) / mu
+    max(P, Q) + n max(0, P - Q) + (1 + n dT / T) / mu
 
-P computes the prompt tokens that it lacks and those that are pending, n requests wait at the same
-barrier, a step takes T and dT more with the request, and a request lasts 1 / mu. While a group has
-not learned its cost, the group goes first that has the fewest requests for its slots and its rate.
-A request does not wait for a group that is full while another has a slot. The rule is our own.
+P computes the prompt tokens of its worker, with those that the request lacks, and Q what the
+slowest worker has pending: workers compute prompts in the same steps, so all the others wait for
+the rest of P alone. n requests wait at the same barrier, a step takes T and dT more with the
+request, and a request lasts 1 / mu. While a group has not learned its cost, the group goes first
+that has the fewest requests for its slots and its rate. A request does not wait for a group that is
+full while another has a slot. The rule is our own.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from heapq import heapreplace
 
 from router.core.step_time import StepTime
 from router.core.types import Hits, Request, WorkerView
@@ -31,7 +34,9 @@ class Barrier:
         cost: of a step; None: not learned yet.
         peak_tokens: KV tokens of the fullest worker.
         least_tokens: those of the emptiest one.
-        pending_tokens: least prompt tokens that a worker has to compute.
+        pending_tokens: prompt tokens that each worker has to compute, a heap.
+        peak_pending: the most of them.
+        together: whether its workers wait for each other.
         hits: cached part of each prompt by worker; None: unknown.
     """
 
@@ -43,7 +48,9 @@ class Barrier:
     cost: StepTime | None
     peak_tokens: float
     least_tokens: float
-    pending_tokens: float
+    pending_tokens: list[int]
+    peak_pending: int
+    together: bool
     hits: Hits | None
 
     @classmethod
@@ -55,8 +62,8 @@ class Barrier:
         *,
         together: bool,
     ) -> "Barrier":
-        """``together``: whether its workers wait for each other."""
         loads = [view.load_tokens for view in views]
+        pending = sorted([view.pending_prompt_tokens for view in views]) or [0]
         requests = sum([view.requests for view in views])
         return cls(
             views=views,
@@ -67,7 +74,9 @@ class Barrier:
             cost=cost,
             peak_tokens=max(loads, default=0),
             least_tokens=min(loads, default=0),
-            pending_tokens=min([view.pending_prompt_tokens for view in views], default=0),
+            pending_tokens=pending,
+            peak_pending=pending[-1],
+            together=together,
             hits=hits,
         )
 
@@ -86,21 +95,29 @@ class Barrier:
         assert self.cost is not None
         cached = 0 if self.hits is None or request.computed else max(self.hits(request), default=0)
         lacking = 0 if request.computed else max(1, request.prompt_tokens - cached)
-        prompt_s = self.cost.per_prompt_token_s * (lacking * request.slots + self.pending_tokens)
+        awaited = self.peak_pending if self.together else self.pending_tokens[0]
+        further = max(0, self.pending_tokens[0] + lacking * request.slots - awaited)
+        prompt_s = self.cost.per_prompt_token_s * (awaited + (1 + self.requests) * further)
         over = max(0.0, self.least_tokens + request.load_tokens - self.peak_tokens)
         step_s = self.cost.seconds(self.peak_tokens, self.requests / max(1, len(self.views)))
         more_s = self.cost.work_s(over, request.slots / max(1, len(self.views)))
         slower = more_s / step_s if step_s else 0.0  # a step of an idle group may cost nothing
-        return prompt_s * (1 + self.requests) + (1 + self.requests * slower) / self.rate_per_s
+        return prompt_s + (1 + self.requests * slower) / self.rate_per_s
 
     def place(self, request: Request) -> None:
         """The next request finds this one, on its emptiest worker."""
         workers = max(1, len(self.views))
         self.capacity -= request.slots
         self.requests += request.slots
-        self.pending_tokens += 0 if request.computed else request.load_tokens / workers
+        if not request.computed:
+            prompts = self.pending_tokens[0] + request.load_tokens
+            heapreplace(self.pending_tokens, prompts)
+            self.peak_pending = max(self.peak_pending, prompts)
         self.peak_tokens = max(self.peak_tokens, self.least_tokens + request.load_tokens)
         self.least_tokens += request.load_tokens / workers
+
+
+Allot = Callable[[Iterable[Request], Mapping[str, Barrier]], Mapping[str, Set[str]]]
 
 
 def allot(waiting: Iterable[Request], barriers: Mapping[str, Barrier]) -> dict[str, set[str]]:

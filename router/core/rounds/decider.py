@@ -16,7 +16,7 @@ from router.core.queue.tier import Tier
 from router.core.rounds import assignment
 from router.core.rounds.affinity import Affinity
 from router.core.rounds.backfill import Backfill
-from router.core.rounds.barriers import Barrier, allot
+from router.core.rounds.barriers import Allot, Barrier, allot
 from router.core.rounds.overcommit import Overcommit
 from router.core.rounds.prompt_waves import PromptWaves, delay_s
 from router.core.rounds.reservations import Reservations
@@ -145,6 +145,7 @@ class RoundDecider(Generic[W]):
     Attributes:
         partners: deciders of all groups that serve the same requests, this one included. They have
             one pool.
+        allot: chooses among these.
         fallback: assigns where the policy raises an exception.
         solved: the policy's last program; None if it solved nothing.
         on_policy_error: callback for that exception.
@@ -166,6 +167,7 @@ class RoundDecider(Generic[W]):
     solved: Decision | None = None
     on_policy_error: Callable[[Exception], None] = lambda _: None
     partners: "Sequence[RoundDecider[W]]" = ()
+    allot: Allot = allot
 
     def __post_init__(self) -> None:
         self.partners = self.partners or (self,)
@@ -240,7 +242,7 @@ class RoundDecider(Generic[W]):
             barriers = {each.group.name: each.barrier for each in self.partners}
             crowded = len(self.pool) > sum([one.capacity for one in barriers.values()])
             # With a choice for each group's slots, each chooses in its turn.
-            if not crowded and not (allotted := allot(self.pool, barriers)[self.group.name]):
+            if not crowded and not (allotted := self.allot(self.pool, barriers)[self.group.name]):
                 return None
         gap_tokens = assignment.gap_tokens(views)
         turns: Sequence[Offer] = ()

@@ -67,6 +67,23 @@ def test_an_idle_group_whose_steps_cost_nothing_without_work_takes_requests() ->
     assert chosen(request(1, 100), **idle) == ["a"]
 
 
+def test_prompts_that_workers_compute_in_the_same_steps_delay_all_once() -> None:
+    views, cost = [view("a0", pending_prompt_tokens=1500), view("a1")], replace(COST, per_token_s=0)
+    together, alone = (Barrier.of(views, cost, None, together=each) for each in (True, False))
+    within, beyond = request(1, 1500), request(2, 1600)
+    token_s = COST.per_prompt_token_s
+    # With 100 tokens more, it and the four that wait there wait for these.
+    further_s = together.cost_s(beyond) - together.cost_s(within)
+    assert further_s == pytest.approx(5 * 100 * token_s)
+    # Where each worker steps alone, those of one wait for all of it.
+    assert alone.cost_s(within) == pytest.approx(3 * 1500 * token_s + 1 / 0.1, rel=1e-2)
+    idle = barrier("b", cost=cost)
+    assert chosen(within, waits=together, idle=idle) == ["waits"]
+    assert (together.pending_tokens, together.peak_pending) == ([1500, 1500], 1500)
+    assert chosen(beyond, waits=together, idle=idle) == ["idle"], "both workers have a prompt"
+    assert (idle.pending_tokens, idle.peak_pending) == ([0, 1600], 1600)
+
+
 def test_while_costs_are_unknown_the_emptier_group_has_it() -> None:
     known, unknown = barrier("a", requests=4), barrier("b", cost=None)
     assert chosen(request(1, 2000), a=known, b=unknown) == ["b"]

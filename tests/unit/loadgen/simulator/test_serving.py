@@ -1,7 +1,7 @@
 """Whole engines in virtual time: figures by hand, prefixes, windows, sessions, the command."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from loadgen.simulator.serving.serving_command import ServingOptions
 from loadgen.simulator.serving.serving_config import (
     AUTO,
     PrefillWindow,
+    RankGroup,
     ServingArrivals,
     ServingConfig,
 )
@@ -22,6 +23,7 @@ from loadgen.traces.trace import BUNDLED, Trace, TraceRequest, load_trace
 from router.core.errors import ConfigError, InputError
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
+from router.core.rounds.barriers import Barrier
 from router.core.step_time import StepTime
 from router.core.targets import Targets
 from router.core.types import Assignment, Dispatch, Request, WorkerView
@@ -84,10 +86,41 @@ def test_every_figure_of_a_run_of_three_steps() -> None:
     assert result.tpot_mean_s == pytest.approx((3.02 + 1.021) / 2)
     assert result.tpot_p99_s == pytest.approx(1.021 + 0.99 * (3.02 - 1.021))
     assert result.throughput_tok_s == pytest.approx(4 / sum(steps))
+    assert result.latency_mean_s == pytest.approx((2.01 + 3.02 + second + 1.021) / 2)
     waited = (2.01 - 1) + (3.02 - 1.011) + (1.021 - 1)
     assert result.idle_share == pytest.approx(waited / 2 / sum(steps))
     assert result.prefix_hit_share == 0
     assert result.evictions_per_1k == 0
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_groups_of_one_model_step_apart_and_share_what_waits(*, barrier: bool) -> None:
+    # One is alone in the first group: 2.01 and 1.011 s. The other goes to that of half the speed:
+    # twice 3.02 and twice 1.021 s.
+    rows: list[Row] = [(0.0, 10, 2, ()), (1.5, 20, 2, ())]
+    beside = (RankGroup(2, 0.5),)
+    result = simulate_serving(config(rows, beside=beside, barrier=barrier))
+    assert result.ttft_mean_s == pytest.approx((2.01 + 6.04) / 2)
+    assert result.latency_mean_s == pytest.approx((2.01 + 1.011 + 6.04 + 2.042) / 2)
+    assert result.step_mean_s == pytest.approx((2.01 + 1.011 + 6.04 + 2.042) / 4)
+    waited = (2.01 - 1) + (1.011 - 1) + 2 * (3.02 - 1) + 2 * (1.021 - 1)
+    whole = 2 * (2.01 + 1.011 + 6.04 + 2.042)
+    assert result.idle_share == pytest.approx(barrier * waited / whole)
+    assert result.parameters["beside"] == "2:0.5"
+
+
+def test_another_choice_of_a_group_in_its_place() -> None:
+    rows: list[Row] = [(0.0, 10, 1, ()), (0.5, 10, 1, ())]
+
+    def second(
+        waiting: Iterable[Request], barriers: Mapping[str, Barrier]
+    ) -> Mapping[str, set[str]]:
+        assert list(barriers) == ["default", "beside1"]
+        return {"default": set(), "beside1": {request.id for request in waiting}}
+
+    beside = (RankGroup(1, 2.0),)
+    result = simulate_serving(config(rows, workers=1, beside=beside), allot=second)
+    assert result.latency_mean_s == pytest.approx((1.005 + 2 * 1.005 - 0.5) / 2)
 
 
 def test_without_a_barrier_each_worker_steps_alone() -> None:
@@ -393,6 +426,10 @@ def test_what_a_trace_must_have() -> None:
         (f"--seed {400 * '9'}", "--seed must be from 0"),
         (f"--kv-tokens {400 * '9'}", "--kv-tokens must be from 1"),
         ("--step-time 1e308,1e308", "--step-time takes C,t_l[,t_r[,t_p]]"),
+        ("--beside 0", "--beside takes G[:SPEED],..., as 8,4:.5"),
+        ("--beside 8,4:0", "got '8,4:0'"),
+        ("--beside 8:", "got '8:'"),
+        ("--beside 9999", "got '9999'"),
         ("--warmup 1", "--warmup must be from 0 to below 1"),
         ("--batch-tokens 128", "--batch-tokens 128 must be above --slots 128"),
         ("--workers 0", "--workers must be from 1"),
@@ -467,7 +504,7 @@ def test_the_router_bounds_prompts_by_what_steps_cost_and_by_targets() -> None:
 
 
 KEYS = (
-    "completed ttft_mean_s ttft_p50_s ttft_p90_s ttft_p99_s tpot_mean_s tpot_p99_s "
+    "completed ttft_mean_s ttft_p50_s ttft_p90_s ttft_p99_s latency_mean_s tpot_mean_s tpot_p99_s "
     "throughput_tok_s goodput_per_s met_by_class misses prefix_hit_share idle_share step_mean_s "
     "evictions_per_1k parameters"
 )
@@ -484,6 +521,7 @@ def test_the_help_tells_the_trace_that_is_taken_without_one(
 
 def test_the_command(evenstep: Callable[..., tuple[int, str, str]]) -> None:
     flags = "--policy barrier_time --dispatch instant --requests 60 --prompt-budget 1024"
+    flags += " --beside 4:.5"
     code, out, err = evenstep("simulate", "serving", *flags.split(), "--json", "-")
     assert code == 0, err
     report = json.loads(out)
@@ -496,6 +534,7 @@ def test_the_command(evenstep: Callable[..., tuple[int, str, str]]) -> None:
     )
     assert "TTFT p99, s" in err
     assert "instant dispatch" in err
+    assert "8 workers and groups of 4:0.5 beside them, of 128 slots" in " ".join(err.split())
 
 
 def test_the_command_says_by_which_targets_prompts_are_bounded(
