@@ -40,7 +40,7 @@ def test_a_short_miss_is_computed_on_the_worker_that_has_the_rest(tmp_path: Path
             lambda: metric(router, "worker_prefix_blocks", "default") > 0, 60, "its KV is cached"
         )
         busy = http.client.HTTPConnection("127.0.0.1", router.port, timeout=60)
-        busy.request("POST", PATH, body([7] * 20_000), {"content-type": "application/json"})
+        busy.request("POST", PATH, body([7] * 60_000), {"content-type": "application/json"})
         wait_until(
             lambda: metric(router, "worker_in_flight", STAGE) == 1, 60, "the prefill worker is busy"
         )

@@ -136,14 +136,11 @@ async def test_the_last_worker_goes_down_while_requests_wait(one: One) -> None:
 
 
 async def test_a_slot_that_does_not_become_free_in_time() -> None:
-    async with (
-        scripted() as (engine,),
-        serving([engine], slots=1, queue_timeout_s=0.05) as router,
-    ):
+    async with scripted() as (engine,), serving([engine], slots=1) as router:
         served = router.post()
         exchange = await engine.next()
 
-        answer = await soon(router.post())
+        answer = await soon(router.post(headers={"X-Queue-Timeout-S": "0.05"}))
 
         assert_error(answer, 503, "ServiceUnavailableError", "no slot became free within 0.05 s")
         await exchange.answer(b"{}")
