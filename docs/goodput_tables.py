@@ -12,17 +12,18 @@ _ORDERS, _SMALLER, _OWN = ("fcfs", "edf", "llm-d"), "edf, 512", "evenstep"
 
 def goodput(parts: Mapping[str, Figures] | None = None) -> Table:
     """Good requests a second: the best of the orders, EDF with a smaller bound, the router."""
-    parts = parts or kept("goodput/goodput.json")
     rows: dict[str, list[str]] = {}
-    mixes = []
-    for name, part in parts.items():
-        trace, mix, load = name.split(", ")
-        mixes += [mix] * (mix not in mixes)
-        means = {
-            arm: fmean(run["goodput_per_s"] for run in made) for arm, made in part["runs"].items()
-        }
-        values = (max(means[arm] for arm in _ORDERS), means[_SMALLER], means[_OWN])
-        row = rows.setdefault(f"{trace}, {load} ({part['rate']:.1f}/s)", [])
-        row += [f"{value:.2f}" for value in values]
+    mixes: list[str] = []
+    for trace, part in (parts or kept("goodput/goodput.json")).items():
+        for cell in part["cells"]:
+            mixes += [cell["mix"]] * (cell["mix"] not in mixes)
+            means = {
+                arm: fmean(run["goodput_per_s"] for run in made)
+                for arm, made in cell["runs"].items()
+            }
+            values = (max(means[arm] for arm in _ORDERS), means[_SMALLER], means[_OWN])
+            rate = cell["load"] * part["rate"]
+            row = rows.setdefault(f"{trace}, {cell['load']:.0%}, {rate:.1f}/s", [])
+            row += [f"{value:.3g}" for value in values]
     header = [f"{mix}: {arm}" for mix in mixes for arm in ("best order", _SMALLER, _OWN)]
-    return Table(("trace, load", *header), [(name, *row) for name, row in rows.items()])
+    return Table(("trace, load, rate", *header), [(name, *row) for name, row in rows.items()])

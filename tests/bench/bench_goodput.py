@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -170,22 +171,20 @@ def _look_for_rate(pool: ProcessPoolExecutor, trace: str, seeds: int) -> None:
 def _measured(
     pool: ProcessPoolExecutor, trace: str, seeds: int, file: Path | None
 ) -> dict[str, Any]:
-    parts = {}
-    for mix in MIXES:
-        for load in LOADS:
-            runs = {}
-            for arm in ARMS:
-                asked = [(trace, mix, load, arm, seed) for seed in range(seeds)]
-                runs[arm] = list(pool.map(one_run, asked))
-            name = f"{trace}, {mix}, {load:.0%}"
-            part = {"rate": load * CASES[trace].rate, "classes": MIXES[mix], "runs": runs}
-            parts[name] = part
-            means = {arm: fmean(run["goodput_per_s"] for run in made) for arm, made in runs.items()}
-            said = ", ".join(f"{arm} {mean:.2f}" for arm, mean in means.items())
-            print(f"{name}: {said}", flush=True)
-            if file:
-                write_part(file, name, part, origin(Engines.SIMULATED, CODE))
-    return parts
+    cells = []
+    for mix, load in product(MIXES, LOADS):
+        runs = {}
+        for arm in ARMS:
+            asked = [(trace, mix, load, arm, seed) for seed in range(seeds)]
+            runs[arm] = list(pool.map(one_run, asked))
+        cells.append({"mix": mix, "classes": MIXES[mix], "load": load, "runs": runs})
+        means = {arm: fmean(run["goodput_per_s"] for run in made) for arm, made in runs.items()}
+        said = ", ".join(f"{arm} {mean:.2f}" for arm, mean in means.items())
+        print(f"{trace}, {mix}, {load:.0%}: {said}", flush=True)
+        if file:
+            part = {"rate": CASES[trace].rate, "cells": cells}
+            write_part(file, trace, part, origin(Engines.SIMULATED, CODE))
+    return {trace: {"rate": CASES[trace].rate, "cells": cells}}
 
 
 if __name__ == "__main__":
