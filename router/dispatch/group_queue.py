@@ -351,7 +351,7 @@ class GroupQueue:
         if changed:
             self.note_change()
         reviewed = self.group.review(now)
-        if reviewed:
+        if reviewed or len(self.joined) > 1:  # a partner's round may have left a request to it
             self.schedule(hurry=True)
         if self.waiters and (deserted := self.deserted()) is not None:
             for request in list(self.pool):

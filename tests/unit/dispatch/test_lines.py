@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from router.core.errors import NoWorkerError
-from router.core.events import WorkerUp
+from router.core.events import Ended, WorkerUp
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.prefix.prefixes import Prefixes
 from router.core.state.cluster import Cluster
@@ -85,6 +85,22 @@ async def test_a_group_with_another_model_leaves_its_requests_to_the_others() ->
         served += [one for one in first if one not in served and sent_to(one[1]) == "a"]
     assert (len(served), router.waiting) == (4, {"b": 1})
     router.end(served[-1], *second)
+
+
+async def test_a_request_that_one_group_left_to_another_is_sent_at_the_next_tick() -> None:
+    router = Shared(a="llama", b="llama")
+    busy = [router.ask(number, "llama") for number in range(2)]
+    await settle()
+    waits, waiter = router.ask(2, "llama")
+    await settle()
+    freed, at = busy[0]
+    router.cluster.apply(Ended(freed.id, Outcome.COMPLETED, router.now_s))  # nobody is told
+    await settle()
+    assert sent_to(waiter) is None
+    router.dispatcher.tick()
+    await settle()
+    assert sent_to(waiter) == sent_to(at)
+    router.end(busy[1], (waits, waiter))
 
 
 async def test_caches_that_are_no_longer_asked_forget_a_request(
