@@ -12,18 +12,21 @@ _ORDERS, _SMALLER, _OWN = ("fcfs", "edf", "llm-d"), "edf, 512", "evenstep"
 
 def goodput(parts: Mapping[str, Figures] | None = None) -> Table:
     """Good requests a second: the best of the orders, EDF with a smaller bound, the router."""
-    rows: dict[str, list[str]] = {}
-    mixes: list[str] = []
-    for trace, part in (parts or kept("goodput/goodput.json")).items():
+    # By trace and load, then by classes and arm.
+    rows: dict[str, dict[tuple[str, str], float]] = {}
+    for name, part in (parts or kept("goodput/goodput.json")).items():
+        trace, arm = name.split(": ")
         for cell in part["cells"]:
-            mixes += [cell["mix"]] * (cell["mix"] not in mixes)
-            means = {
-                arm: fmean(run["goodput_per_s"] for run in made)
-                for arm, made in cell["runs"].items()
-            }
-            values = (max(means[arm] for arm in _ORDERS), means[_SMALLER], means[_OWN])
             rate = cell["load"] * part["rate"]
-            row = rows.setdefault(f"{trace}, {cell['load']:.0%}, {rate:.1f}/s", [])
-            row += [f"{value:.3g}" for value in values]
+            row = rows.setdefault(f"{trace}, {cell['load']:.0%}, {rate:.1f}/s", {})
+            row[cell["mix"], arm] = fmean(run["goodput_per_s"] for run in cell["runs"])
+    mixes = list(dict.fromkeys(mix for row in rows.values() for mix, _ in row))
     header = [f"{mix}: {arm}" for mix in mixes for arm in ("best order", _SMALLER, _OWN)]
-    return Table(("trace, load, rate", *header), [(name, *row) for name, row in rows.items()])
+    shown = []
+    for title, row in rows.items():
+        cells = [title]
+        for mix in mixes:
+            best = max(row[mix, arm] for arm in _ORDERS)
+            cells += [f"{value:.3g}" for value in (best, row[mix, _SMALLER], row[mix, _OWN])]
+        shown.append(cells)
+    return Table(("trace, load, rate", *header), shown)

@@ -1,6 +1,6 @@
 """Goodput of requests with targets: orders of today's routers beside the router's defaults.
 
-    python tests/bench/bench_goodput.py [--seeds 5] [--only TRACE] [--rates] [--json FILE]
+    python tests/bench/bench_goodput.py [--only TRACE] [--arm ARM] [--rates] [--json FILE]
 
 ``simulate serving`` with its defaults, but 4 ranks. 100 % is the highest rate at which
 arrival order keeps the TTFT's p90 at ``BOUND_S``; ``--rates`` looks for it. Each seed has its own
@@ -25,9 +25,10 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from unittest.mock import patch
 
 from docs.goodput_tables import goodput
-from loadgen.report.origin import Engines, origin, read_figures, write_part
+from loadgen.report.origin import Engines, origin, write_part
 from loadgen.simulator.serving.serving_command import ServingOptions
 from loadgen.simulator.serving.serving_results import ServingResult
 from loadgen.simulator.serving.serving_simulation import simulate_serving
@@ -122,9 +123,10 @@ def simulated(trace: str, rate: float, mix: str | None, arm: str, seed: int) -> 
     config = options.config()
     if policy is None:
         return simulate_serving(config)
-    # All that waits is seen, in one tier.
+    # All that waits is seen at once: no band of those that can be in time comes first.
     whole = replace(config, pool=CASES[trace].requests, starvation_s=math.inf)
-    return simulate_serving(whole, policy=policy(seed))
+    with patch("router.core.queue.pool.due_s", return_value=math.inf):
+        return simulate_serving(whole, policy=policy(seed))
 
 
 def one_run(given: tuple[str, str, float, str, int]) -> dict[str, Any]:
@@ -143,19 +145,27 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--seeds", type=int, default=5)
     options.add_argument("--only", choices=CASES)
+    options.add_argument("--arm", choices=ARMS)
     options.add_argument("--rates", action="store_true")
     options.add_argument("--jobs", type=int, default=1)
     options.add_argument("--json", type=Path)
     given = options.parse_args()
+    traces, arms = (
+        [one] if one else list(all_) for one, all_ in ((given.only, CASES), (given.arm, ARMS))
+    )
     parts: dict[str, Any] = {}
     with ProcessPoolExecutor(given.jobs) as pool:
-        for trace in CASES if given.only is None else (given.only,):
-            if given.rates:
+        if given.rates:
+            for trace in traces:
                 _look_for_rate(pool, trace, given.seeds)
-                continue
-            parts |= _measured(pool, trace, given.seeds, given.json)
-    if not given.rates:
-        print(goodput(read_figures(given.json) if given.json else parts).markdown())
+            return
+        for trace, arm in product(traces, arms):
+            name, part = f"{trace}: {arm}", _measured(pool, trace, arm, given.seeds)
+            parts[name] = part
+            if given.json:
+                write_part(given.json, name, part, origin(Engines.SIMULATED, CODE))
+    if parts.keys() >= {f"{trace}: {arm}" for trace in traces for arm in ARMS}:
+        print(goodput(parts).markdown())
 
 
 def _look_for_rate(pool: ProcessPoolExecutor, trace: str, seeds: int) -> None:
@@ -168,23 +178,14 @@ def _look_for_rate(pool: ProcessPoolExecutor, trace: str, seeds: int) -> None:
     print(f"{trace}: 100 % = {low:.2f}/s")
 
 
-def _measured(
-    pool: ProcessPoolExecutor, trace: str, seeds: int, file: Path | None
-) -> dict[str, Any]:
-    cells = []
+def _measured(pool: ProcessPoolExecutor, trace: str, arm: str, seeds: int) -> dict[str, Any]:
+    rate, cells = CASES[trace].rate, []
     for mix, load in product(MIXES, LOADS):
-        runs = {}
-        for arm in ARMS:
-            asked = [(trace, mix, load, arm, seed) for seed in range(seeds)]
-            runs[arm] = list(pool.map(one_run, asked))
-        cells.append({"mix": mix, "classes": MIXES[mix], "load": load, "runs": runs})
-        means = {arm: fmean(run["goodput_per_s"] for run in made) for arm, made in runs.items()}
-        said = ", ".join(f"{arm} {mean:.2f}" for arm, mean in means.items())
-        print(f"{trace}, {mix}, {load:.0%}: {said}", flush=True)
-        if file:
-            part = {"rate": CASES[trace].rate, "cells": cells}
-            write_part(file, trace, part, origin(Engines.SIMULATED, CODE))
-    return {trace: {"rate": CASES[trace].rate, "cells": cells}}
+        runs = list(pool.map(one_run, [(trace, mix, load, arm, seed) for seed in range(seeds)]))
+        cells.append({"mix": mix, "load": load, "runs": runs})
+        good = fmean(run["goodput_per_s"] for run in runs)
+        print(f"{trace}, {mix}, {load:.0%}: {arm} {good:.3f}", flush=True)
+    return {"rate": rate, "classes": MIXES, "cells": cells}
 
 
 if __name__ == "__main__":
