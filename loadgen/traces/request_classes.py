@@ -56,7 +56,7 @@ def _parse(text: str) -> RequestClass:
     values = [number_in(each) if each else None for each in (*numbers, "", "", "")]
     share, ttft_s, tpot_s, *_ = values
     if not name or not 1 <= len(numbers) <= 3 or share is None or not 0 < share <= 1:
-        raise ConfigError(f"--classes takes {FORM} with shares above 0, got {text!r}")
+        raise ConfigError(f"--classes takes {FORM} with shares above 0 and up to 1, got {text!r}")
     if ttft_s is None and tpot_s is None:
         return RequestClass(name, share)
     try:

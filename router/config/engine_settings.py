@@ -160,7 +160,9 @@ class EngineSettings(SettingGroup):
     @classmethod
     def _known_groups(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         groups = {worker.group for worker in info.data.get("workers", ())}
-        for name in (word.removesuffix("=no") for word in value):
+        for name, is_, answer in (word.partition("=") for word in value):
+            if is_ and answer != "no":
+                raise ValueError(f"takes GROUP or GROUP=no, got {name}={answer}")
             if groups and name not in groups:
                 raise ValueError(unknown("lockstep group", name, groups))
         return value

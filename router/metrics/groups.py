@@ -69,8 +69,8 @@ DECIDER_ROWS: Sequence[Row[Decider]] = (
     ),
     Row(
         "evenstep_pool_requests",
-        "Requests that wait in the router for a free slot; for several groups of one model, at the "
-        "first of them.",
+        "Requests that wait in the router for a free slot; for several groups of one model, at one "
+        "of them, which has their common queue.",
         lambda decider: decider.waiting,
     ),
     Row(
