@@ -27,7 +27,7 @@ class Lines:
                 _join(first, queue)
 
     def _part(self, queue: GroupQueue, home: Mapping[str, str]) -> None:
-        """It leaves with the requests whose model has its home there; the others keep the rest."""
+        """It takes along the requests whose model has its home there; the others keep the rest."""
         rest = [other for other in queue.joined if other is not queue]
         pool, waiters = self._make_pool(), dict[str, Waiting]()
         for request in list(queue.pool):
@@ -46,7 +46,7 @@ class Lines:
         rest: Sequence[GroupQueue],
         home: Mapping[str, str],
     ) -> bool:
-        """Whether a request leaves with its queue; it counts at a group of its line after that."""
+        """Whether a request leaves with the queue; count it at a group of its line from then on."""
         at = self._cluster.at(request)
         assert at is not None
         name = home.get(request.model, at.name)

@@ -9,7 +9,7 @@ log = logging.getLogger(__name__)
 
 
 class LockstepLog:
-    """Each change is said, each doubt once."""
+    """Logs each change, and each doubt once."""
 
     def __init__(self) -> None:
         self._known: dict[str, bool] = {}

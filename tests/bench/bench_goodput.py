@@ -3,9 +3,9 @@
     python tests/bench/bench_goodput.py [--only TRACE] [--arm ARM] [--rates] [--json FILE]
 
 ``simulate serving`` with its defaults, but 4 ranks. 100 % is the highest rate at which
-arrival order keeps the TTFT's p90 at ``BOUND_S``; ``--rates`` looks for it. Each seed has its own
-arrivals and classes, the same for all. A request is good if it meets its targets, or completes
-without having any.
+arrival order keeps the TTFT's p90 at ``Case.bound_s``; ``--rates`` looks for it. Each seed has its
+own arrivals and classes, the same for all orders. A request is good if it meets its targets, or
+completes without having any.
 
 The orders are served by the best rule for a single request, ``barrier_time``, llm-d's by its own
 score. They hold a request while no worker can begin its prompt. llm-d's order is that of its flow
@@ -57,7 +57,10 @@ FIGURES = ("goodput_per_s", "ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "through
 
 @dataclass(frozen=True)
 class Case:
-    """``bound_s``: a tenth of mooncake's prompts take longer than 1.6 s on an empty worker."""
+    """A trace's first requests, and the rate that is 100 %.
+
+    ``bound_s`` is of the TTFT's p90: a tenth of mooncake's prompts take longer than 1.6 s alone.
+    """
 
     requests: int
     rate: float

@@ -34,7 +34,7 @@ _WILLING = 0.2
 _ROOM_FROM, _ROOM_MADE = 0.5, 0.9
 _LAST, _LONG = 0.93, 4.0
 _RELUCTANCE = 64
-# One entry in so many is for requests that wait past the bound behind a more urgent priority.
+# One entry in so many is for requests that wait past the bound behind a more urgent band.
 _HELD_BACK = 11
 # Most that fall behind in a round: each costs some hundredths of a millisecond.
 _FALL = 32
@@ -222,10 +222,10 @@ class Pool:
         """Groups of requests to be served strictly one after the other.
 
         First come failed requests, grouped by the workers they avoid. Then come the tenants by
-        turn, and within a turn the priorities. Within a priority, requests past the bound come
-        first: those far past it, as many of the oldest as surely get in, at least one; or else the
-        oldest that fits. One entry in eleven is for requests past the bound of less urgent
-        priorities. A policy chooses freely from the rest. In each group those that only some
+        turn, and within a turn the priorities, each in two bands. Within a band, requests past the
+        bound come first: those far past it, as many of the oldest as surely get in, at least one;
+        or else the oldest that fits. One entry in eleven is for requests past the bound of less
+        urgent bands. A policy chooses freely from the rest. In each group those that only some
         workers can serve precede. The tiers share the pool's data, and hold until a request enters
         or leaves.
 
@@ -267,7 +267,7 @@ class Pool:
             self._insert(self._take(key), (band + 1, arrival, serial), math.inf)
 
     def _favour(self, bands: list[_Places], late_since: float) -> Iterator[Tier]:
-        """Take out the oldest request past the bound of the less urgent priorities."""
+        """Take out the oldest request past the bound of the less urgent bands."""
         first = self._band(bands[0][0])
         lower = [i for i, peers in enumerate(bands) if self._band(peers[0]) > first]
         oldest = [(self._waiting[bands[i][0]].arrival_s, i) for i in lower]

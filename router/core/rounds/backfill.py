@@ -1,9 +1,9 @@
 """Memory reserved for a request that fits no worker yet, and backfilling beside it.
 
 This is EASY backfilling (Lifka, The ANL/IBM SP scheduling system, 1995), with KV memory in place of
-processors and chances in place of run times. A worker is reserved for the request. Others go on
-entering there as long as the moment at which it fits, by the requests that ran when the worker was
-reserved, is hardly put off: those that end before, and those that fit beside it.
+processors and the chances that requests still run in place of run times. A worker is reserved for
+the request, which fits there once those that ran at that time have freed enough. Others go on
+entering if they hardly put this moment off: they end before it, or fit beside the request.
 """
 
 from collections.abc import Callable, Iterable, Sequence, Set
@@ -21,19 +21,19 @@ from router.core.types import Request, WorkerView
 
 # Steps ahead at which memory is predicted; in between it is interpolated.
 _AHEAD: Ints = np.concatenate(([0], np.unique(np.rint(1.5 ** np.arange(24)).astype(np.int64))))
-# Share of the steps until the request fits by which backfilling may put that off.
+# What enters may put off the moment at which the request fits by this share of the steps until it.
 _PUT_OFF = 0.25
-_RAN, _CAME = range(2)
+_RAN, _CAME = range(2)  # columns of ``Reservation.held``
 
 
 @dataclass(slots=True)
 class Reservation:
-    """Of a worker.
+    """A reserved worker, as it was and as it will be.
 
     Attributes:
         ran: ids of the requests that ran there when it was reserved.
-        held: expected memory of these, and of those that came since, at each step ahead, shape (K,
-            2); and the view for which it holds.
+        held: a view of the worker; and for it the expected memory of these requests, and of those
+            that came since, at each of the K steps ahead, shape (K, 2).
     """
 
     ran: Ints
@@ -46,7 +46,7 @@ class Backfill:
 
     Attributes:
         made: reservations by worker, which last while each round renews them.
-        aside: ids of requests that stand aside.
+        aside: ids of requests for which none is made: they would fit too late for their target.
         running: the requests that run on workers, by their places in the round.
         look_ahead: what is known of their ends; None: their caps alone.
         now: time of the round.
@@ -74,9 +74,9 @@ class Backfill:
     ) -> str | None:
         """Reserve one of the ``free`` workers; None: the request stands aside.
 
-        It is the one that would have most room if nothing had entered beside a reservation. The
-        request stands aside, until it is late anyway, if it would fit there only after its first
-        token is due. ``workers`` are all, at the round's start.
+        It is the one that would have most room if nothing had entered beside a reservation. If the
+        request would fit there only after its first token is due, it stands aside until then.
+        ``workers`` are all of the group, at the round's start.
         """
         if request.id in self.aside and self.now < due_s(request):
             return None
@@ -102,7 +102,7 @@ class Backfill:
         return chosen.id
 
     def taken(self, worker_ids: Set[str]) -> None:
-        """Requests have entered these workers otherwise than beside a reservation."""
+        """End the reservations of workers that requests entered otherwise than beside one."""
         for worker_id in worker_ids & self.made.keys():
             del self.made[worker_id]
 
@@ -111,8 +111,8 @@ class Backfill:
     ) -> tuple[Tier, int] | None:
         """Waiting requests that may enter a reserved worker, and the memory for them together.
 
-        The one for which it is reserved keeps its slots too. ``views`` are the worker's at the
-        round's start and now; what has entered in between is taken to stay.
+        The worker is reserved for ``request``, whose slots stay free. ``views`` are the worker's at
+        the round's start and now; what has entered in between is taken to stay.
         """
         first, worker = views
         if not waiting or not worker.admissible or worker.capacity <= request.slots:
@@ -124,7 +124,7 @@ class Backfill:
     def _foreseen(self, request: Request, worker: WorkerView, place: int) -> tuple[float, float]:
         """Steps until a request fits a reserved worker, and the memory then left beside it.
 
-        None is left if what ran there has freed enough by now, or never will.
+        Minus infinity is left if what ran there has freed enough by now, or never will.
         """
         held, need = self._held_at(worker, place), worker.need(request)
         most = (worker.admissible or 0) + held[0].sum()
@@ -135,7 +135,7 @@ class Backfill:
         return due, float(np.interp(due, _AHEAD, most - held.sum(axis=1)) - need)
 
     def _held_at(self, worker: WorkerView, place: int) -> Floats:
-        """As of its reservation; a view stays the same object until something changes there."""
+        """``Reservation.held``, anew for another view: one lasts until something changes there."""
         made = self.made[worker.id]
         if made.held is None or made.held[0] is not worker:
             running = self.running([place])
@@ -148,10 +148,11 @@ class Backfill:
     def _most(
         self, waiting: Tier, worker: WorkerView, spare: float, due: float
     ) -> tuple[Tier, int] | None:
-        """As many as surely leave enough, whichever of them enter.
+        """Those that may enter, and the memory for them, so that any of them leave enough.
 
-        A request takes memory now, and has a share of that, or more, once the other is due. Those
-        with a small share may use more memory. So many of them as can use most of it.
+        Of the memory that a request takes now it holds a share, perhaps above 1, once the other is
+        due. If no share exceeds s, they may take ``spare`` / s now. s is chosen so that they can
+        use most memory.
         """
         needs = np.maximum(1, KvBlocks.needs(worker.kv, waiting.prompt_tokens, waiting.slots))
         if needs.min() > (worker.admissible or 0):

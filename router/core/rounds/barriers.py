@@ -5,12 +5,12 @@ there lose together, in seconds:
 
     max(P, Q) + n max(0, P - Q) + (1 + n dT / T) / mu
 
-P computes the prompt tokens of its worker, with those that the request lacks, and Q what the
-slowest worker has pending: workers compute prompts in the same steps, so all the others wait for
-the rest of P alone. n requests wait at the same barrier, a step takes T and dT more with the
-request, and a request lasts 1 / mu. While a group has not learned its cost, the group goes first
-that has the fewest requests for its slots and its rate. A request does not wait for a group that is
-full while another has a slot. The rule is our own.
+P is the time to compute the request's prompt after those that are pending on the worker with the
+fewest, Q the time to compute those of the worker with the most. Workers compute prompts in the same
+steps, so the n requests that wait at the barrier wait only for what P exceeds Q by. A step takes T,
+and dT more with the request, and a request lasts 1 / mu. Until all groups have learned their cost,
+a request goes to the one with the fewest requests for its slots and its rate. No request waits for
+a group that is full while another has a slot. The rule is our own.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -29,7 +29,7 @@ class Barrier:
         views: its live workers, as they were at first.
         capacity: engine requests that it can take.
         slots: of all its workers.
-        requests: that wait at the barrier: all of the group, or a worker's where there is none.
+        requests: that wait at the barrier: the group's, or without one the mean of a worker.
         rate_per_s: mu, requests that end in a second, for each that runs.
         cost: of a step; None: not learned yet.
         peak_tokens: KV tokens of the fullest worker.
@@ -105,7 +105,7 @@ class Barrier:
         return prompt_s + (1 + self.requests * slower) / self.rate_per_s
 
     def place(self, request: Request) -> None:
-        """The next request finds this one, on its emptiest worker."""
+        """Count the request, on the emptiest worker, for those that are placed after it."""
         workers = max(1, len(self.views))
         self.capacity -= request.slots
         self.requests += request.slots
@@ -123,8 +123,8 @@ Allot = Callable[[Iterable[Request], Mapping[str, Barrier]], Mapping[str, Set[st
 def allot(waiting: Iterable[Request], barriers: Mapping[str, Barrier]) -> dict[str, set[str]]:
     """Ids of the requests for each group, first come first; those that find no slot go nowhere.
 
-    Workers that lack its model get no request; those that failed it, or whose memory is short, only
-    if no other has a slot.
+    No group gets a request whose model all its workers lack. A group whose workers failed it, or
+    are short of memory for it, gets it only if no other has a slot.
     """
     learned = all(barrier.cost is not None for barrier in barriers.values())
     allotted: dict[str, set[str]] = {name: set() for name in barriers}

@@ -8,11 +8,11 @@ from router.core.state.group import Group
 from router.core.step_time import StepBudget
 from router.core.targets import Targets
 
-# Part of the tight target that the mean over requests is to keep, since each is judged by its
-# own. Found by simulation.
+# Part of the tightest target that the mean over requests is to keep, so that each keeps its own.
+# Found by simulation.
 _PART = 0.95
-# Where no budget seems to keep a TPOT target, smaller ones are tried in three of four of the first
-# steps of so many: more than the fit of the cost leaves out as hiccups.
+# While no budget seems to keep a TPOT target, of so many steps three in four of the first ones try
+# smaller budgets: more than the fit of the cost leaves out as hiccups.
 _TRIED, _OF_STEPS = 128, 2048
 
 
@@ -33,7 +33,7 @@ class GroupBudget:
         self._wanted = False
         self._own: Mapping[str, StepBudget] = {}
         self._counted = StepTotals()
-        self._before_tokens = 0.0  # of a prompt token of the last step that computed any, mean
+        self._before_tokens = 0.0  # mean before a prompt token, of the last step that computed any
         self._doubted = 0  # steps whose targets no budget seemed to keep
         group.prompt_budget = StepBudget(budget) if isinstance(budget, int) else None
 
@@ -93,9 +93,9 @@ class GroupBudget:
         return self._by_requests if self._wanted else None
 
     def _aim(self, budget: PromptBudget, rest_s: float) -> float | None:
-        """Say the TPOT that is wanted, whether a budget can keep it or not.
+        """Set the budget's target to what can be kept; return the TPOT wanted, kept or not.
 
-        Without one that can be kept, prompts are bounded as they are without any.
+        If none can be kept, prompts are bounded as without targets.
         """
         if budget is not self._by_requests:
             return budget.targets.tpot_s
@@ -106,7 +106,7 @@ class GroupBudget:
     def _tried(self, prompt_tokens: float, *, doubted: bool) -> StepBudget | None:
         """Now and then half of what a rank computed, while no budget seems to keep a target.
 
-        That may be wrong: steps that are all full do not tell what their prompts cost.
+        It may only seem so, since steps that are all full do not show what their prompts cost.
         """
         self._doubted += doubted
         tokens = int(prompt_tokens / 2) if doubted and self._doubted % 4 else 0

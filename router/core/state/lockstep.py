@@ -1,4 +1,4 @@
-"""Which groups are in lockstep, so that no worker steps without all others: as set, else as told.
+"""Which groups are in lockstep, where no worker steps without all others: as set, else as told.
 
 Steps alone do not decide it: they do not show whether a worker can go on without the others, and
 replicas that begin together count alike for a while.
@@ -18,7 +18,7 @@ _PROOF = 500  # contested steps that say whether its workers step together
 
 
 def told_ranks(workers: Iterable[Worker]) -> int:
-    """The least number of ranks that an engine has told; 0: none has."""
+    """The least number of ranks in lockstep that a worker's engine has told; 0: none has."""
     return min((worker.ranks for worker in workers if worker.ranks), default=0)
 
 
@@ -30,7 +30,7 @@ def source(group: Group) -> str:
 
 
 def doubt(group: Group) -> str:
-    """What steps and engines say against that; empty: nothing."""
+    """What steps or engines say against it, as a line of the log; empty: nothing."""
     ranks, workers = told_ranks(group.workers.values()), len(group.workers)
     sure = group.every_step.contested_steps >= _PROOF
     together = group.barrier if sure else None

@@ -9,7 +9,7 @@ _FEW = 0.1
 
 
 class Wanted:
-    """Targets for a time of each token (TPOT) of the requests that run; truthy while there are."""
+    """TPOT targets of the requests that run; truthy while there are any."""
 
     def __init__(self) -> None:
         self._requests: Counter[float] = Counter()  # by target, seconds
@@ -28,9 +28,10 @@ class Wanted:
                 del self._requests[targets.tpot_s]
 
     def tpot_s(self, least_s: float) -> float | None:
-        """The tightest target but for a tenth of the requests that have one.
+        """The tightest target that counts; None: none does.
 
-        Those of ``least_s`` and less do not count: no budget keeps them.
+        Those of ``least_s`` and less do not, since no budget keeps them; of the others, the
+        tightest of up to a tenth of the requests do not.
         """
         counted = {seconds: n for seconds, n in self._requests.items() if seconds > least_s}
         few = _FEW * sum(counted.values())
