@@ -9,6 +9,7 @@ from pydantic import ValidationInfo, field_validator
 from router.config.setting import DAY_S, IF_GIVEN, SettingGroup, checked, setting
 from router.http.port import DataPlane, loopback
 from router.http.tls import read, server_context
+from router.tracing import endpoint_of
 
 
 class AddressSettings(SettingGroup):
@@ -87,6 +88,12 @@ class OperationSettings(SettingGroup):
         "A name that ends in .gz is compressed. Each start replaces the file.",
         metavar="FILE",
     )
+    otlp_traces_endpoint: str | None = setting(
+        None,
+        "Collector that takes traces over OTLP and HTTP: one span a request, and the client's "
+        "trace context passed on to the engine. Needs the extra tracing; unset: no traces.",
+        metavar="URL",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info",
         "Least severity that is logged: debug, info, warning, error.",
@@ -105,6 +112,13 @@ class OperationSettings(SettingGroup):
     @property
     def tls(self) -> ssl.SSLContext | None:
         return None if self.certificate is None else server_context(*self.certificate)
+
+    @field_validator("otlp_traces_endpoint")
+    @classmethod
+    def _collector(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and info.data.get("processes", 1) > 1:
+            raise ValueError("otlp_traces_endpoint is for one process: --processes 1")
+        return None if value is None else endpoint_of(value)
 
     @field_validator("processes")
     @classmethod

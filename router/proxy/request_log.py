@@ -16,6 +16,7 @@ from router.core.request_watcher import Served
 from router.core.targets import Targets, Verdict
 from router.core.types import Outcome, Request
 from router.logs import fields
+from router.tracing import RequestSpan, Tracer
 
 if TYPE_CHECKING:
     from router.core.state.group import Group
@@ -53,24 +54,36 @@ class RequestLine:
     verdict: Verdict | None = None  # whether it met its targets
     token: str | None = None  # router's token, if it went to a pool
     elsewhere: bool = False  # another process writes the line
+    span: RequestSpan | None = None
     _since_s: float | None = None
     _at_engine: bool = False
 
     def waits(self) -> None:
         self._go(at_engine=False)
+        self._mark("queued")
 
-    def sent(self) -> None:
+    def sent(self, group: str | None = None) -> None:
         self.attempts = (self.attempts or 0) + 1
         self._go(at_engine=True)
+        self._mark("dispatched", group=group)
 
     def failed(self, worker_id: str, why: object) -> None:
         reason = f"{worker_id}: {why}"[:_LONGEST]
         self.again = reason if self.again is None else f"{self.again}; {reason}"[-_MOST_AGAIN:]
         self._go(at_engine=False)
+        self._mark("failed", why=reason)
+
+    def first_byte(self) -> None:
+        self.ttft_s = self.clock() - self.began_s
+        self._mark("first_token")
 
     def ended(self) -> None:
         self._go(at_engine=False)
         self._since_s = None
+
+    def _mark(self, name: str, **known: str | None) -> None:
+        if self.span is not None:
+            self.span.event(name, **known)
 
     def _go(self, *, at_engine: bool) -> None:
         now_s = self.clock()
@@ -90,14 +103,16 @@ class RequestLine:
 class RequestLog:
     """Writes the lines; a watcher of the cluster."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, tracer: Tracer | None = None) -> None:
+        self._clock, self._tracer = clock, tracer
         self._open: dict[str, RequestLine] = {}
 
     def begin(self, scope: Scope) -> RequestLine:
         began_s = self._clock()
         line = scope[_LINE] = RequestLine(scope["method"], scope["path"], began_s, self._clock)
         scope[_OPEN] = self._open
+        if self._tracer is not None and line.method == "POST":
+            line.span = self._tracer.begin(scope)
         return line
 
     def end(self, scope: Scope) -> None:
@@ -105,6 +120,7 @@ class RequestLog:
         if line.token is not None:
             self._open.pop(line.token, None)
         line.ended()
+        _close(line)
         level = logging.DEBUG if line.method in {"GET", "HEAD"} else logging.INFO
         if line.elsewhere or not log.isEnabledFor(level):
             return
@@ -141,11 +157,11 @@ class RequestLog:
 
     def dispatched(self, request: Request) -> None:
         if (line := self._open.get(request.first_id)) is not None:
-            line.sent()
+            line.sent(request.group)
 
     def first_byte(self, request: Request) -> None:
         if (line := self._open.get(request.first_id)) is not None:
-            line.ttft_s = self._clock() - line.began_s
+            line.first_byte()
 
     def ended(self, request: Request, served: Served | None, outcome: Outcome) -> None:
         if (line := self._open.get(request.first_id)) is None:
@@ -158,6 +174,27 @@ class RequestLog:
 
     def joined(self, group: Group) -> None:
         """Groups have no lines."""
+
+
+def _close(line: RequestLine) -> None:
+    if line.span is not None:
+        line.span.end(
+            line.status,
+            line.model,
+            **{
+                "gen_ai.usage.input_tokens": line.prompt_tokens,
+                "gen_ai.usage.output_tokens": line.output_tokens,
+                "gen_ai.response.time_to_first_chunk": line.ttft_s,
+                "evenstep.request_id": line.request_id,
+                "evenstep.group": line.group,
+                "evenstep.worker": line.worker,
+                "evenstep.outcome": line.outcome,
+                "evenstep.attempts": line.attempts,
+                "evenstep.pool_s": line.pool_s,
+                "evenstep.engine_s": line.engine_s,
+                "evenstep.targets": line.verdict,
+            },
+        )
 
 
 def follow(scope: Scope, request: Request, model: str | None, name: str) -> RequestLine | None:
@@ -185,5 +222,5 @@ def note_sent(scope: Scope, group: str, worker_id: str) -> RequestLine | None:
     line: RequestLine | None = scope.get(_LINE)
     if line is not None:
         line.group, line.worker = group, worker_id
-        line.sent()
+        line.sent(group)
     return line

@@ -64,6 +64,7 @@ from router.serve.access import Access
 from router.serve.balancing import balancing, deciding
 from router.serve.main_server import MainServer
 from router.serve.sockets import admin_tls, certificate, opened
+from router.tracing import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,10 @@ class Router:
             tokenizer_of(folder)
         self._connect(settings)
         # What clients and operators see, and what may change while all this runs.
-        self.requests, self.counts, self.streams = RequestLog(self.clock), HttpCounts(), Streams()
+        collector = settings.otlp_traces_endpoint
+        self._tracer = None if collector is None else Tracer(collector)
+        self.requests = RequestLog(self.clock, self._tracer)
+        self.counts, self.streams = HttpCounts(), Streams()
         self.cluster.watchers.append(self.requests)
         self.recorder = Recorder(self.cluster, _recorded(settings), self.clock, time.time())
         self._files = [RecordFile(Path(settings.record), self.recorder)] if settings.record else []
@@ -286,6 +290,8 @@ class Router:
         self.snapshots.close()
         self.kv_events.close()
         await self.client.aclose()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
         # After a clean end both are 0.
         waiting, flying = self.dispatcher.under_way
         log.info("ended; %d requests in flight, %d waiting", flying, waiting)
