@@ -80,7 +80,7 @@ LANES = nice -n 10 $(PYTEST) -p no:cacheprovider -m "$(1)" --cov --cov-report= $
 	$(BIN)/coverage report --include="$$(echo '$(PURE)' | tr ' ' ,)" --fail-under=100 && exit $$failed
 
 test-engine: engine  ## the slow proofs on real vLLM
-	REQUIRE_ENGINE=1 $(PYTEST) -m "engine and slow"
+	REQUIRE_ENGINE=1 $(PYTEST) $(SLOWEST) -m "engine and slow"
 
 soak: $(READY)  ## the long runs on emulated workers, and FastAPI's data plane in processes
 	$(PYTEST) -m "slow and not engine"
