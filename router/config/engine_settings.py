@@ -160,9 +160,12 @@ class EngineSettings(SettingGroup):
     @classmethod
     def _known_groups(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         groups = {worker.group for worker in info.data.get("workers", ())}
-        for name, is_, answer in (word.partition("=") for word in value):
+        words = [word.partition("=") for word in value]
+        for name, is_, answer in words:
             if is_ and answer != "no":
                 raise ValueError(f"takes GROUP or GROUP=no, got {name}={answer}")
             if groups and name not in groups:
                 raise ValueError(unknown("lockstep group", name, groups))
+            if sum(name == other for other, *_ in words) > 1:
+                raise ValueError(f"group {name!r} is given twice")
         return value

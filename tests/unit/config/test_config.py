@@ -411,6 +411,8 @@ def test_a_lockstep_group_must_have_workers() -> None:
     assert load_settings({"workers": workers, "lockstep": "moe=no"}).lockstep == ("moe=no",)
     with pytest.raises(ConfigError, match="unknown lockstep group 'more'; did you mean moe"):
         load_settings({"workers": workers, "lockstep": "more=no"})
+    with pytest.raises(ConfigError, match="group 'moe' is given twice"):
+        load_settings({"workers": workers, "lockstep": ["moe", "moe=no"]})
     with pytest.raises(ConfigError, match="takes GROUP or GROUP=no, got moe=yes"):
         load_settings({"workers": workers, "lockstep": "moe=yes"})
 
