@@ -29,12 +29,13 @@ class Lines:
     def _part(self, queue: GroupQueue, home: Mapping[str, str]) -> None:
         """It takes along the requests whose model has its home there; the others keep the rest."""
         rest = [other for other in queue.joined if other is not queue]
+        going = [request for request in queue.pool if self._goes(request, queue, rest, home)]
+        for request in reversed(going):  # the last first: it has the fewest behind it
+            queue.pool.remove(request.id)
         pool, waiters = self._make_pool(), dict[str, Waiting]()
-        for request in list(queue.pool):
-            if self._goes(request, queue, rest, home):
-                pool.add(request)
-                queue.pool.remove(request.id)
-                waiters[request.id] = queue.waiters.pop(request.id)
+        for request in going:
+            pool.add(request)
+            waiters[request.id] = queue.waiters.pop(request.id)
         _bind(rest, queue.pool, queue.waiters)
         queue.group.line.part(queue.group, len(pool))
         _bind([queue], pool, waiters)

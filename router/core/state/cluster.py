@@ -90,7 +90,8 @@ class Cluster:
     def move(self, request: Request, group: str) -> None:
         """A waiting request counts at another group of its line."""
         tracked = self._requests[request.id]
-        tracked.request = replace(tracked.request, group=group)
+        if tracked.request.group != group:
+            tracked.request = replace(tracked.request, group=group)
 
     def phase(self, request_id: str) -> Phase:
         tracked = self._requests.get(request_id)
