@@ -55,7 +55,7 @@ class Fleet:
     """Adds, drains and removes workers; all runs on the dispatcher's event loop.
 
     Args:
-        followers: updated after the dispatcher on joining; before it, in reverse, on leaving.
+        followers: updated after the dispatcher; in reverse on leaving.
         break_off: callback (worker id, reason) that ends a worker's attempts.
         configured: initial workers, already known to all.
     """
@@ -213,9 +213,9 @@ class Fleet:
             _warn_of_slots([spec])
 
     def _go(self, worker_id: str, followers: Sequence[Follower] | None = None) -> None:
+        self._dispatcher.leave(worker_id)
         for follower in reversed(self._followers if followers is None else followers):
             follower.leave(worker_id)
-        self._dispatcher.leave(worker_id)
         del self._there[worker_id]
         self._drained.pop(worker_id, None)
         self._forced.discard(worker_id)

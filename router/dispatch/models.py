@@ -132,12 +132,14 @@ class ModelTable:
         """Do nothing: it has reported no models yet."""
 
     def leave(self, worker_id: str) -> None:
-        """A group's last report stays for models that no other serves."""
-        if worker_id in self._said:
-            group, cards = self._said.pop(worker_id)
-            if all(of != group for of, _ in self._said.values()):
-                self._last[group] = cards
-            self._settle()
+        """Call it once the cluster is without it.
+
+        A group's last report stays for models that no other serves.
+        """
+        group, cards = self._said.pop(worker_id, ("", {}))
+        if cards and all(of != group for of, _ in self._said.values()):
+            self._last[group] = cards
+        self._settle()
 
     def _settle(self) -> None:
         serving = dict[str, dict[str, Card]]()

@@ -418,7 +418,7 @@ async def test_pools_and_dispatch_take_other_settings() -> None:
     dispatcher.configure(
         replace(dispatcher.settings, overcommit=0, retry_budget=0.0, retry_min_per_s=0.0)
     )
-    assert not rig.dispatcher.may_ask_elsewhere("default", frozenset())
+    assert not rig.dispatcher.may_ask_elsewhere(request(3), frozenset())
     _, late = rig.submit(3)
     rig.now_s += 5.0
     rig.dispatcher.tick()
@@ -502,6 +502,15 @@ def test_a_group_goes_with_its_prefill_workers_group() -> None:
     rig.now_s += DISSOLVED_S
     rig.dispatcher.tick()
     assert (rig.cluster.groups, dict(rig.dispatcher.deciders)) == ({}, {})
+
+
+def test_a_worker_has_left_the_cluster_when_its_followers_hear_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig, known = Managed({"a": 1, "b": 1}), list[bool]()
+    monkeypatch.setattr(rig.urls, "leave", lambda one: known.append(rig.cluster.knows(one)))
+    rig.fleet.remove("a")
+    assert known == [False]
 
 
 def test_the_models_of_a_group_are_forgotten_with_it() -> None:

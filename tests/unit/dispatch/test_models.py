@@ -76,12 +76,12 @@ def test_a_group_without_workers_serves_only_what_no_other_does() -> None:
     models.learn("a", cards("llama", "sql"))
     models.learn("b", cards("llama"))
     models.on_shared = lambda lines, _: shared.append(lines)
-    models.leave("a")
     cluster.leave("a")
+    models.leave("a")
     assert shared == [[("a",), ("b",)]]
     assert models.by_group == {"llama": "b", "sql": "a"}
-    models.leave("b")
     cluster.leave("b")
+    models.leave("b")
     assert models.by_group == {"llama": "b", "sql": "a"}
     assert len(shared) == 1
     cluster.dissolve("a")
@@ -194,6 +194,15 @@ def test_of_lines_with_a_queue_each_the_least_full_is_chosen() -> None:
     for worker in "yz":
         cluster.apply(WorkerDown(worker, "gone"))
     assert models.route("llama").group == "x"
+
+
+def test_without_its_last_prefill_worker_a_group_shares_the_queue_of_the_others() -> None:
+    cluster, models = divided()
+    for worker in ("px", "py"):
+        cluster.leave(worker)
+        models.leave(worker)
+    assert models.divided == {}
+    assert sorted(models.together("x")) == [*"xyz"]
 
 
 def test_a_faster_line_gets_more_once_all_are_known() -> None:
