@@ -140,17 +140,22 @@ class Dispatcher:
         return queue.submit(request)
 
     def give_back(self, request: Request, *failed_by: str) -> Again:
-        queue, again = self._queue(request), request.again(*failed_by)
-        queue.stats.returned += 1
-        home = self.queues.get(self._home.get(request.model, ""), queue)
-        # Its group may have left the line meanwhile, and serve other models.
-        if all(again.group != each.group.name for each in (*queue.joined, *home.joined)):
-            again = replace(again, group=home.group.name)
+        self._queue(request).stats.returned += 1
+        next_ = self._next(request)
+        assert next_ is not None
+        again = replace(request.again(*failed_by), group=next_.group.name)
         return self._again(request, again)
 
-    def may_ask_elsewhere(self, group: str, asked: Set[str]) -> bool:
-        queue = self.queues.get(group)  # its line may have gone on without it
+    def may_ask_elsewhere(self, request: Request, asked: Set[str]) -> bool:
+        queue = self._next(request)
         return queue is not None and bool(queue.decider.askable - asked) and queue.may_retry()
+
+    def _next(self, request: Request) -> GroupQueue | None:
+        """Where it would wait again: its group may have gone, or left the line of its model."""
+        own, at = self.queues.get(request.group), self.cluster.at(request)
+        queue = own if at is None else self.queues[at.name]
+        home = self.queues.get(self._home.get(request.model, ""), queue)
+        return own if any(own in each.joined for each in (queue, home) if each) else home
 
     def began(
         self, request: Request, worker_id: str, now_s: float, *, good: bool = True

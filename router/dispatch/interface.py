@@ -27,8 +27,8 @@ class DispatchPort(Protocol):
     def give_back(self, request: Request, *failed_by: str) -> Again:
         """Queue a request before all others; the group avoids the workers that failed it."""
 
-    def may_ask_elsewhere(self, group: str, asked: Set[str]) -> bool:
-        """Take a retry from the group's budget; false without one, or another worker."""
+    def may_ask_elsewhere(self, request: Request, asked: Set[str]) -> bool:
+        """Take a retry from its group's budget; false without one, or another worker."""
 
     def began(
         self, request: Request, worker_id: str, now_s: float, *, good: bool = True

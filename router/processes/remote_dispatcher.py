@@ -245,7 +245,8 @@ class RemoteDispatcher:
         self._entries.pop(request.id, None)
         return again, self._enter(again, ev.Returned(request.id, again))
 
-    def may_ask_elsewhere(self, group: str, asked: Set[str]) -> bool:
+    def may_ask_elsewhere(self, request: Request, asked: Set[str]) -> bool:
+        group = self.directory.models.get(request.model, request.group)
         card = self.directory.groups.get(group)
         if card is None or not card.askable - asked:
             return False

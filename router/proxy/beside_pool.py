@@ -157,8 +157,8 @@ class _Place:
         again = request.again(*failed_by, *tried)
         return again, self.submit(again)
 
-    def may_ask_elsewhere(self, group: str, asked: Set[str]) -> bool:
-        return self._port.may_ask_elsewhere(group, asked)
+    def may_ask_elsewhere(self, request: PoolRequest, asked: Set[str]) -> bool:
+        return self._port.may_ask_elsewhere(request, asked)
 
     def began(
         self, request: PoolRequest, worker_id: str, now_s: float, *, good: bool = True

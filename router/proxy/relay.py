@@ -203,9 +203,8 @@ class Relay:
 
     def _may_ask_elsewhere(self, worker_id: str) -> bool:
         request = self._request
-        return self._context.port.may_ask_elsewhere(
-            request.group, request.avoid | request.lacks | {worker_id}
-        )
+        asked = request.avoid | request.lacks | {worker_id}
+        return self._context.port.may_ask_elsewhere(request, asked)
 
     async def _enter(self) -> Waiter | None:
         return self._context.port.submit(self._request)

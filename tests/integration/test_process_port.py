@@ -242,8 +242,8 @@ async def test_what_has_to_be_known_at_once_is_known_here(tmp_path: Path) -> Non
     path = socket_path(tmp_path)
     async with Decider(path, {"a": 1, "b": 1}).up() as decider, Proxy(path).up() as proxy:
         ask = proxy.port.may_ask_elsewhere
-        assert [ask("default", {"a", "b"}), ask("default", {"a"})] == [False, True]
-        assert [ask("default", {"a"}), ask("default", {"a"})] == [True, False]  # 0.2/s, for 10 s
+        assert [ask(request(0), {"a", "b"}), ask(request(0), {"a"})] == [False, True]
+        assert [ask(request(0), {"a"}), ask(request(0), {"a"})] == [True, False]  # 0.2/s, for 10 s
         proxy.port.tick()
         await until(lambda: decider.rig.stats.unreturned == 1)
 
@@ -251,7 +251,7 @@ async def test_what_has_to_be_known_at_once_is_known_here(tmp_path: Path) -> Non
         known = proxy.port.directory
         await until(lambda: proxy.port.directory is not known)
         assert proxy.port.directory.groups["default"].askable == {"a"}
-        assert not ask("default", {"a"})
+        assert not ask(request(0), {"a"})
 
 
 async def test_a_worker_whose_ejection_ends_is_known_at_once(

@@ -49,8 +49,8 @@ class Shared:
             self.dispatcher.end(one, Outcome.COMPLETED)
 
     def remove(self, worker_id: str) -> None:
-        self.models.leave(worker_id)
         self.dispatcher.leave(worker_id)
+        self.models.leave(worker_id)
 
     @property
     def waiting(self) -> dict[str, int]:
@@ -179,7 +179,8 @@ async def test_a_group_without_workers_goes_and_its_requests_stay() -> None:
     assert list(router.cluster.groups) == list(router.dispatcher.queues) == ["b"]
 
     assert on_b[0].group == "a"
-    assert not router.dispatcher.may_ask_elsewhere("a", frozenset())
+    assert router.dispatcher.may_ask_elsewhere(on_b[0], frozenset())
+    assert not router.dispatcher.may_ask_elsewhere(on_b[0], {"b"})
     again, waiter = router.dispatcher.give_back(on_b[0], "b")
     await settle()
     assert (again.group, sent_to(waiter)) == ("b", "b")
@@ -206,6 +207,8 @@ async def test_what_fails_once_groups_have_parted_waits_where_its_model_is(
     on_b, *others = sorted(asked, key=lambda one: sent_to(one[1]) != "b")
     assert (on_b[0].group, sent_to(on_b[1])) == ("a", "b")
     router.learn(parts, "qwen")
+    assert router.dispatcher.may_ask_elsewhere(on_b[0], {parts})
+    assert not router.dispatcher.may_ask_elsewhere(on_b[0], set("abc") - {parts})
     again, waiter = router.dispatcher.give_back(on_b[0], "b")
     assert (again.group, router.waiting) == (expected, {expected: 1})
     router.end(*others)
