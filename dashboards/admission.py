@@ -25,6 +25,11 @@ QUEUES = row(
         Query(of_group("evenstep_pool_limit_requests"), "{{group}} limit"),
     ),
     lines(
+        "Prompt tokens that wait",
+        "Of the requests that wait in the router.",
+        of_group("evenstep_pool_tokens"),
+    ),
+    lines(
         "Wait in the router",
         "Until a request is given to a worker.",
         *quantiles("evenstep_pool_wait_seconds"),

@@ -72,10 +72,13 @@ def warn_of_readers(files: Iterable[str]) -> None:
     """Log each secret file that other users can read."""
     for file in files:
         try:
-            mode = Path(file).stat().st_mode
+            found = Path(file).stat()
         except OSError:
             continue  # the read fails elsewhere, with its own error
-        if stat.S_ISREG(mode) and mode & _OF_OTHERS:
+        mode = found.st_mode
+        # A file of another user, as of a Kubernetes Secret, is meant to be read by its group.
+        others = _OF_OTHERS if found.st_uid == os.geteuid() else stat.S_IROTH
+        if stat.S_ISREG(mode) and mode & others:
             who = "everybody" if mode & stat.S_IROTH else "its group"
             log.warning("%s can be read by %s on this machine: chmod 600 it", file, who)
 

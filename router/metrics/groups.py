@@ -69,9 +69,13 @@ DECIDER_ROWS: Sequence[Row[Decider]] = (
     ),
     Row(
         "evenstep_pool_requests",
-        "Requests that wait in the router for a free slot; for several groups of one model, at one "
-        "of them, which has their common queue.",
+        "Requests that wait for a free slot; the common queue of several groups counts at one.",
         lambda decider: decider.waiting,
+    ),
+    Row(
+        "evenstep_pool_tokens",
+        "Prompt tokens of evenstep_pool_requests; an estimate where the prompt is text.",
+        lambda decider: sum(r.prompt_tokens for r in decider.pool) if decider.waiting else 0,
     ),
     Row(
         "evenstep_pool_limit_requests",

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,7 +232,7 @@ def test_where_nobody_needed_a_key_it_takes_a_new_start_to_ask_for_keys(tmp_path
 
 
 def test_files_that_others_can_read_are_told_at_the_start_and_when_they_are_read_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys, engines = tmp_path / "keys", tmp_path / "engines"
     keys.write_text(KEYS)
@@ -244,6 +245,10 @@ def test_files_that_others_can_read_are_told_at_the_start_and_when_they_are_read
     assert [record.getMessage() for record in caplog.records] == [of_group]
 
     caplog.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: engines.stat().st_uid + 1)
+        access.take(settings)
+    assert not caplog.records, "another's file, which its group is to read"
     engines.unlink()
     keys.chmod(0o604)
     access.take(settings)

@@ -361,6 +361,14 @@ def test_requests_by_outcome_and_rounds(bench: Bench) -> None:
     assert samples["requests_total", ("other", "completed")] == 0
 
 
+def test_requests_that_wait_and_their_prompt_tokens(bench: Bench) -> None:
+    for request in core.requests([10, 20]):
+        bench.dispatcher.deciders["g"].pool.add(request)
+    samples = bench.scrape()
+    assert samples["pool_requests", ("g",)] == 2
+    assert samples["pool_tokens", ("g",)] == 30
+
+
 def test_a_scrape_does_not_add_outcomes(bench: Bench) -> None:
     bench.scrape()
     assert dict(bench.dispatcher.deciders["g"].stats.outcomes) == {}
