@@ -79,8 +79,14 @@ LANES = nice -n 10 $(PYTEST) -p no:cacheprovider -m "$(1)" --cov --cov-report= $
 	echo "pure core, gate at 100 % of lines and branches:"; \
 	$(BIN)/coverage report --include="$$(echo '$(PURE)' | tr ' ' ,)" --fail-under=100 && exit $$failed
 
+# Two lanes: what mostly starts and computes, beside engines whose steps are timed.
+COMPUTING := $(addprefix tests/integration/test_,engine_versions.py engine_capacity.py engine_plan.py engine_plugin.py gpu_scripts.py)
 test-engine: engine  ## the slow proofs on real vLLM
-	REQUIRE_ENGINE=1 $(PYTEST) $(SLOWEST) -m "engine and slow"
+	@REQUIRE_ENGINE=1; export REQUIRE_ENGINE; \
+	nice -n 5 $(PYTEST) -p no:cacheprovider $(SLOWEST) -m "engine and slow" $(COMPUTING) >.parts.log 2>&1 & \
+	parts=$$!; trap 'kill $$parts; exit 1' INT TERM; \
+	$(PYTEST) $(SLOWEST) -m "engine and slow" $(COMPUTING:%=--ignore=%); failed=$$?; \
+	wait $$parts || failed=1; cat .parts.log; rm .parts.log; exit $$failed
 
 soak: $(READY)  ## the long runs on emulated workers, and FastAPI's data plane in processes
 	$(PYTEST) -m "slow and not engine"
