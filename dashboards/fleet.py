@@ -292,6 +292,19 @@ ROUTER = row(
         ),
     ),
     lines(
+        "Replica that decides",
+        "1 for the one that holds the lock (--replica-lock), and how often in ten minutes one took "
+        "over or had no answer from the lock.",
+        Query(f"evenstep_replica_decides {_ROUTERS}", "{{instance}}"),
+        Query(
+            f"increase(evenstep_replica_takeovers_total[10m]) {_ROUTERS}", "{{instance}} took over"
+        ),
+        Query(
+            f"increase(evenstep_replica_lock_failures_total[10m]) {_ROUTERS}",
+            "{{instance}} no answer",
+        ),
+    ),
+    lines(
         "Requests refused as a whole",
         "By status: malformed, too large (413, 414, 431) or too slow ones (408), and connections "
         "beyond the limit (503). None of them reaches a worker.",

@@ -6,7 +6,7 @@ from router.core.clock import Clock
 from router.core.errors import UnknownKeyError
 
 # Open as in vLLM: monitoring needs no key.
-OPEN = frozenset({"/health", "/version", "/metrics"})
+OPEN = frozenset({"/health", "/ready", "/version", "/metrics"})
 
 SHOWN = "evenstep.shown"
 

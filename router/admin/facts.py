@@ -43,6 +43,7 @@ class Footing:
     lookahead: str = "auto"
     compiled: bool = True
     calibrated: bool = False
+    replica: str | None = None  # who decides; None: there are no replicas
 
 
 def facts(

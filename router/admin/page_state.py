@@ -49,7 +49,13 @@ class Status:
     def read(self, footing: Footing) -> Shown:
         now_s = self._clock()
         groups = [self._group(group, footing, now_s) for group in self._cluster.groups.values()]
-        return {"version": _VERSION, "time_s": time.time(), "clock_s": now_s, "groups": groups}
+        return {
+            "version": _VERSION,
+            "time_s": time.time(),
+            "clock_s": now_s,
+            "replica": footing.replica,
+            "groups": groups,
+        }
 
     def _group(self, group: Group, footing: Footing, now_s: float) -> Shown:
         decider = self._deciders.get(group.name)

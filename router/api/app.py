@@ -23,6 +23,7 @@ from router.proxy.asgi_client import Identified, read_body, serve
 from router.proxy.beside_pool import Aside, add_aside
 from router.proxy.context import DecidingContext, ServingContext
 from router.proxy.endpoints import ENDPOINTS, relay_of
+from router.replicas.leading import Leading
 
 
 class AppContext(DecidingContext, Protocol):
@@ -89,7 +90,18 @@ def _add_information(app: FastAPI, context: AppContext, aside: Aside) -> None:
         }
         if context.processes is not None:
             body["proxies"] = {"up": context.processes.proxies, "of": context.processes.wanted}
+        if not (leading := context.relay.leading).alone:
+            body["replica"] = _describe_replica(leading)
         return JSONResponse(body, status_code=200 if status == "ok" else 503)
+
+    @app.get("/ready")
+    async def ready() -> JSONResponse:
+        """200 where new requests are to be sent: here they are decided on, and served."""
+        served = any(group.serving for group in context.dispatcher.cluster.answering)
+        leading = context.relay.leading
+        good = served and leading.serves and not context.lifecycle.draining
+        body = {"ready": good, **({} if leading.alone else _describe_replica(leading))}
+        return JSONResponse(body, status_code=200 if good else 503)
 
     @app.get("/load")
     async def load() -> dict[str, int]:
@@ -100,6 +112,10 @@ def _add_information(app: FastAPI, context: AppContext, aside: Aside) -> None:
     async def show_version() -> dict[str, str]:
         """The router's version."""
         return {"version": app.version}
+
+
+def _describe_replica(leading: Leading) -> dict[str, Any]:
+    return {"name": leading.name, "decides": leading.decides, "leader": leading.leader or None}
 
 
 def _describe_group(group: Group, context: AppContext) -> dict[str, Any]:

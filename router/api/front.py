@@ -22,7 +22,7 @@ from router.proxy.endpoints import dialect_of
 from router.proxy.request_log import RequestLine, RequestLog
 
 # Operators need these until the end.
-_OPEN_TO_THE_END = frozenset({"/health", "/metrics"})
+_OPEN_TO_THE_END = frozenset({"/health", "/ready", "/metrics"})
 
 
 class Front:

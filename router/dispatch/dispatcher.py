@@ -5,8 +5,9 @@ The proxy uses ``interface.DispatchPort`` alone: the dispatcher may be in anothe
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from itertools import chain
 from types import MappingProxyType
 
 from router.core import events as ev
@@ -23,6 +24,7 @@ from router.core.rounds.overcommit import Overcommit
 from router.core.state.cluster import Cluster
 from router.core.state.group import Group
 from router.core.state.short_misses import sooner_at
+from router.core.state.worker import Worker
 from router.core.stats import TokenStats
 from router.core.step_time import StepBudget, StepTime
 from router.core.targets import Targets, Verdict
@@ -38,6 +40,7 @@ from router.dispatch.group_queue import (
 from router.dispatch.interface import Again, Waiter
 from router.dispatch.lines import Lines
 from router.dispatch.lockstep_log import LockstepLog
+from router.replicas.leading import Leading
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +63,7 @@ class Dispatcher:
         clock: Clock,
         make_look_ahead: Callable[[], LookAhead | None] = lambda: None,
         weight: Weight = equal,
+        leading: Leading | None = None,
     ) -> None:
         self.cluster = cluster
         self._clock = clock
@@ -71,7 +75,7 @@ class Dispatcher:
         self._lockstep_log = LockstepLog()
         self._lines = Lines(cluster, self._make_pool)
         self._home: Mapping[str, str] = {}  # group of each model
-        self._shared = Shared(cluster, clock, settings, NothingIncoming())
+        self._shared = Shared(cluster, clock, settings, NothingIncoming(), leading or Leading())
         self.on_change: Callable[[], None] = lambda: None
         self.queues: dict[str, GroupQueue] = {}
         self._queue_of: dict[str, GroupQueue] = {}
@@ -126,6 +130,8 @@ class Dispatcher:
                 queue.bound_prompts_by(rule)
 
     def prompt_budget(self, worker_id: str) -> StepBudget | None:
+        if not self._shared.leading.decides:
+            return None
         return self._queue_of[worker_id].prompts.of(worker_id)
 
     def read_before_rounds(self, incoming: Incoming) -> None:
@@ -134,6 +140,8 @@ class Dispatcher:
     # Calls of the proxy.
 
     def submit(self, request: Request) -> Waiter:
+        if (refusal := self._shared.leading.refusal) is not None:
+            raise refusal
         queue = self.queues.get(request.group)
         if queue is None:
             raise NoWorkerError(f"group {request.group!r} has been removed")
@@ -183,6 +191,8 @@ class Dispatcher:
     def send_past(self, request: Request) -> Again | None:
         stage = self.queues.get(request.group)
         if not isinstance(stage, PrefillQueue) or stage.decode.waiters:
+            return None
+        if not self._shared.leading.decides:
             return None
         self._shared.incoming.read()
         worker_id = sooner_at(request, stage.decode.group)
@@ -344,6 +354,26 @@ class Dispatcher:
         self.cluster.apply(ev.Arrived(replace(request, group=queue.group.name)))
         self.cluster.apply(ev.Dispatched(request.id, worker_id, self._clock()))
         return True
+
+    # Replicas: what a new leader knows, and what an old one leaves.
+
+    def told_since(self, since_s: float) -> bool:
+        for worker in self._workers():
+            feed = worker.feed
+            told = feed.received_s > since_s if feed else worker.spec.snapshots is None
+            if worker.live and not told:
+                return False
+        return True
+
+    @property
+    def all_shown(self) -> bool:
+        return not any(worker.live and worker.feed and worker.unseen for worker in self._workers())
+
+    def lead(self) -> None:
+        self._note_change(*self.queues.values())
+
+    def _workers(self) -> Iterator[Worker]:
+        return chain.from_iterable(group.workers.values() for group in self.cluster.groups.values())
 
     def _note_change(self, *queues: GroupQueue) -> None:
         for queue in queues:

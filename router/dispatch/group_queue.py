@@ -31,6 +31,7 @@ from router.core.state.group_budget import GroupBudget
 from router.core.targets import Targets
 from router.core.types import Dispatch, Outcome, Request
 from router.dispatch.interface import Waiter
+from router.replicas.leading import Leading
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class Shared:
     clock: Clock
     settings: DispatchSettings
     incoming: Incoming
+    leading: Leading
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +276,8 @@ class GroupQueue:
             self._shared.incoming.hasten()
 
     def _assign(self) -> None:
+        if not self._shared.leading.decides:
+            return
         now = self._shared.clock()
         assignments = self.decider.decide(now, self._shared.clock)
         for request_id, worker_id in assignments:
@@ -346,6 +350,9 @@ class GroupQueue:
                 self._shared.cluster.apply(FeedStale(worker.spec.id))
                 self.schedule(hurry=True)
         self._expire(now)
+        if self.waiters and (refusal := self._shared.leading.refusal) is not None:
+            for request in list(self.pool):
+                self._give_up(request, Outcome.FAILED, refusal)
         # By a snapshot too workers go down or come up: it tells which stand and fall together.
         changed = self._served != (self.deserted_s is None)
         if changed:

@@ -118,6 +118,14 @@ class SnapshotClient:
                 raise
         self._name(names)
 
+    def ask(self) -> None:
+        """Have all workers send full snapshots."""
+        for stream in self._streams.values():
+            stream.interval_s = FULL_INTERVAL_S
+            if stream.asked is not None:
+                stream.asked.cancel()
+            self._ask(stream)
+
     def leave(self, worker_id: str) -> None:
         self._specs.pop(worker_id, None)  # absent if its stream could not be opened
         self._reasons.pop(worker_id, None)

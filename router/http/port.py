@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
@@ -46,6 +47,11 @@ class Lifecycle:
     settings: EndingSettings
     draining: bool = False
     closed: bool = False
+    on_drain: Callable[[], None] = lambda: None
+
+    def drain(self) -> None:
+        self.draining = True
+        self.on_drain()
 
 
 def is_loopback(host: str) -> bool:

@@ -9,6 +9,7 @@ from router.core.process_counts import ProcessCounts
 from router.core.rounds.decider import Decider
 from router.http.refusal import HttpCounts
 from router.metrics.rows import Row
+from router.replicas.leading import Leading
 
 BUILD_ROWS: Sequence[Row[str]] = (
     Row(
@@ -52,6 +53,24 @@ PROCESS_ROWS: Sequence[Row[ProcessCounts]] = (
         "evenstep_process_connection_errors_total",
         "Connections between the router's processes that an error has ended; they connect anew.",
         lambda counts: counts.broken,
+    ),
+)
+
+REPLICA_ROWS: Sequence[Row[Leading]] = (
+    Row(
+        "evenstep_replica_decides",
+        "1 where this replica decides, 0 where another one does (--replica-lock).",
+        lambda leading: leading.decides,
+    ),
+    Row(
+        "evenstep_replica_takeovers_total",
+        "Times that this replica began to decide.",
+        lambda leading: leading.takeovers,
+    ),
+    Row(
+        "evenstep_replica_lock_failures_total",
+        "Attempts to take or renew the replicas' lock that got no answer.",
+        lambda leading: leading.failures,
     ),
 )
 

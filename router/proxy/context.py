@@ -19,6 +19,7 @@ from router.proxy.answers import Answer, Header
 from router.proxy.attempts import Attempts
 from router.proxy.kv_transfer import KvTransfer
 from router.proxy.request_log import RequestLine
+from router.replicas.leading import Leading
 
 if TYPE_CHECKING:
     from router.dispatch.dispatcher import Dispatcher
@@ -79,6 +80,7 @@ class RelayContext:
     clock: Clock
     attempts: Attempts = field(default_factory=Attempts)
     transfer: KvTransfer | None = None  # None without prefill workers
+    leading: Leading = field(default_factory=Leading)
 
     def told(self, worker_id: str, line: RequestLine | None) -> list[Header]:
         headers = [(b"x-evenstep-worker", quote(worker_id, safe=_PLAIN).encode())]

@@ -160,6 +160,7 @@ class Relay:
         lost: dict[str, UpstreamError] = {}
         while waiter is not None:
             worker = await waiter
+            self._context.leading.check()
             # It may have failed because of this request.
             if worker.id in lost:
                 raise lost[worker.id]

@@ -85,7 +85,7 @@ class MainServer(uvicorn.Server):
         reloading.cancel()
         systemd.notify("STOPPING=1")
         delay_s = self._lifecycle.settings.drain_delay_s
-        self._lifecycle.draining = True
+        self._lifecycle.drain()
         # All answers that have not begun share this list.
         self.server_state.default_headers.append((b"connection", b"close"))
         log.info("ending: new requests are taken for another %g s", delay_s)

@@ -49,7 +49,7 @@ from router.http.listening import server_config
 from router.http.port import DataPlane, EndingSettings, Lifecycle
 from router.http.refusal import HttpCounts
 from router.logs import start_logging
-from router.metrics.other import HTTP_ROWS, PROCESS_ROWS
+from router.metrics.other import HTTP_ROWS, PROCESS_ROWS, REPLICA_ROWS
 from router.metrics.render import Metrics
 from router.metrics.workers import AGENT_ROWS, GAUGE_ROWS, HEALTH_ROWS, KV_EVENT_ROWS, SNAPSHOT_ROWS
 from router.proxy.attempts import Attempts
@@ -60,6 +60,7 @@ from router.proxy.request_log import RequestLog
 from router.proxy.splice import HotPath
 from router.recording.record_file import RecordFile
 from router.recording.recorder import Recorder, Setting
+from router.replicas.leading import Leading, replica_name
 from router.serve.access import Access
 from router.serve.balancing import balancing, deciding
 from router.serve.main_server import MainServer
@@ -120,7 +121,9 @@ class Router:
             settings.of(BreakerSettings),
             settings.fixed_step_time,
         )
-        self.dispatcher = make_dispatcher(settings, self.cluster, self.access.weight)
+        self.leading = Leading(settings.lock, replica_name())
+        self.lifecycle.on_drain = self.leading.release
+        self.dispatcher = make_dispatcher(settings, self.cluster, self.access.weight, self.leading)
         limits = settings.of(RequestLimits)
         self.models = ModelTable(
             self.cluster, settings.aliases, limits, self.cluster.asks, settings.tokenizers
@@ -129,6 +132,7 @@ class Router:
         for folder in settings.tokenizers.values():  # before the first request needs it
             tokenizer_of(folder)
         self._connect(settings)
+        self.leading.know(self.dispatcher, self.snapshots.ask)
         # What clients and operators see, and what may change while all this runs.
         collector = settings.otlp_traces_endpoint
         self._tracer = None if collector is None else Tracer(collector)
@@ -205,6 +209,7 @@ class Router:
                 settings.kv_expiry_s if settings.kv_transfer == "params" else None,
                 Bootstraps(self.client),
             ),
+            leading=self.leading,
         )
         # In this order a worker that joins gets known.
         streams = self.snapshots, self.kv_events
@@ -229,6 +234,7 @@ class Router:
             (KV_EVENT_ROWS, self.kv_events),
             (HTTP_ROWS, self.counts),
             (PROCESS_ROWS, self.processes or ProcessCounts()),
+            (REPLICA_ROWS, self.leading),
         )
         self.metrics = Metrics(
             self.cluster, self.clock, counters, self.dispatcher.deciders, self.access.limits
@@ -240,7 +246,11 @@ class Router:
         def page() -> bytes:
             settings = self.reload.settings
             calibrated = settings.power_levels is not None
-            footing = Footing(settings.policy, settings.lookahead, njit is not None, calibrated)
+            leading = self.leading
+            replica = None if leading.alone else leading.standing
+            footing = Footing(
+                settings.policy, settings.lookahead, njit is not None, calibrated, replica
+            )
             return msgspec.json.encode(status.read(footing))
 
         self.admin = create_admin(
@@ -276,6 +286,7 @@ class Router:
             self.agents,
             self.fleet,
             self.dispatcher,
+            self.leading,
             *self._files,
         )
         tls = None if self._admin is None else admin_tls(self._admin, self._tls)
@@ -302,7 +313,10 @@ def _recorded(settings: ServeSettings) -> Setting:
 
 
 def make_dispatcher(
-    settings: ServeSettings, cluster: Cluster, weight: Weight = equal
+    settings: ServeSettings,
+    cluster: Cluster,
+    weight: Weight = equal,
+    leading: Leading | None = None,
 ) -> Dispatcher:
     """Pools and policies over a cluster; ``weight``: of a key's share."""
     chosen = deciding(settings)
@@ -314,6 +328,7 @@ def make_dispatcher(
         clock=time.monotonic,
         make_look_ahead=chosen.look_ahead,
         weight=weight,
+        leading=leading,
     )
     dispatcher.bound_prompts_by(settings.prompt_rule)
     return dispatcher

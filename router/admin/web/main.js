@@ -40,6 +40,7 @@ function listGroups(names) {
 
 function tags(group) {
   const found = [];
+  if (state.replica) found.push(state.replica);
   if (group.emulated) found.push("emulated engines, no GPU");
   if (group.serves) found.push(`computes prompts for ${group.serves}`);
   if (group.lockstep) found.push(`in lockstep (by ${group.lockstep_by}): all up or all down`);
