@@ -37,8 +37,13 @@ def doubt(group: Group) -> str:
     if group.lockstep:
         if together is False:
             return "it is in lockstep, but its workers do not step together"
-    elif group.imposed is None and 1 < ranks < workers:
+    elif group.imposed is not None:
+        return ""
+    elif 1 < ranks < workers:
         return f"{ranks} ranks are in lockstep, and it has {workers} workers: one group for each"
-    elif together and not ranks and group.imposed is None:
+    elif together and not ranks:
         return f"its workers step together; if none can alone, set --lockstep {group.name}"
+    elif workers > 1 and not any(w.feed or w.spec.snapshots for w in group.workers.values()):
+        told = f"--lockstep {group.name}, or {group.name}=no"
+        return f"without the plug-in nobody tells if it is in lockstep: {told}"
     return ""

@@ -20,7 +20,8 @@ def test_each_change_is_said_and_each_doubt_once(caplog: pytest.LogCaptureFixtur
             log.look(group)
         return [record.getMessage() for record in caplog.records]
 
-    assert said() == []
+    unknown = "without the plug-in nobody tells if it is in lockstep: --lockstep g, or g=no"
+    assert said() == [f"group g: {unknown}"]
     for worker in group.workers.values():
         worker.ranks = 3
     assert said() == ["group g: in lockstep: all its workers are up or none (by engines)"]
