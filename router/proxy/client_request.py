@@ -35,7 +35,8 @@ _READ = frozenset(
     | {name.lower().encode() for name in (*_ALSO, *_ALSO.values())}
 )
 _MOST = 2**63
-_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?")  # as in JSON
+_BELOW = 1e9
 _SANE = re.compile(rb"[A-Za-z0-9._~-]{1,128}")
 
 _HEAD = "evenstep.head"
@@ -101,7 +102,7 @@ class RequestHead:
         return self._number(name, "seconds above 0, as in 2.5")
 
     def targets(self, of_key: Targets | None) -> Targets | None:
-        """The headers' before the key's; InvalidRequestError if a value is malformed."""
+        """The headers' before the key's; InvalidRequestError: malformed, or two that differ."""
         ttft_s, tpot_s = self._target_s(TTFT), self._target_s(TPOT)
         if ttft_s is None and tpot_s is None:
             return of_key
@@ -110,17 +111,20 @@ class RequestHead:
         return Targets(ttft_s, tpot_s)
 
     def _target_s(self, name: str) -> float | None:
-        for each in (name, _ALSO[name]):
-            if (wished := self._number(each, "milliseconds above 0, as in 500")) is not None:
-                return wished / 1000
-        return None
+        wished = {
+            self._number(one, "milliseconds above 0, as in 500") for one in (name, _ALSO[name])
+        }
+        if len(wished := wished - {None}) > 1:
+            raise InvalidRequestError(f"{name} and {_ALSO[name]} differ: send one", param=name)
+        return next((number / 1000 for number in wished if number is not None), None)
 
     def _number(self, name: str, of_what: str) -> float | None:
         value = self._asked.get(name.lower().encode())
         if value is None:
             return None
         given = value.decode("latin-1")
-        if _NUMBER.fullmatch(given.strip()) is None or not (number := float(given)):
+        number = float(given) if _NUMBER.fullmatch(given.strip()) else 0.0
+        if not 0 < number < _BELOW:
             raise InvalidRequestError(f"{name} should be a number of {of_what}", param=name)
         return number
 

@@ -76,14 +76,20 @@ def test_a_priority_that_is_none(wrong: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [(None, None), ("2", 2.0), (" 0.25 ", 0.25), ("999999999", 999999999.0)]
+    ("given", "expected"),
+    [
+        *((None, None), ("2", 2.0), (" 0.25 ", 0.25), ("999999999", 999999999.0)),
+        *(("1e3", 1000.0), ("2.5E-1", 0.25), ("0.30000000000000004", 0.1 + 0.2)),
+    ],
 )
 def test_timeouts(given: str | None, expected: float | None) -> None:
     headers = {} if given is None else {"x-request-timeout-s": given}
     assert head(headers).timeout_s("X-Request-Timeout-S") == expected
 
 
-@pytest.mark.parametrize("wrong", ["", "0", "0.0", "-1", "1e3", "inf", "nan", ".5", "soon", "²"])
+@pytest.mark.parametrize(
+    "wrong", ["", "0", "0.0", "-1", "1e9", "1e", "inf", "nan", ".5", "1.", "1_0", "soon", "²"]
+)
 def test_timeouts_that_are_none(wrong: str) -> None:
     with pytest.raises(InvalidRequestError, match="above 0") as caught:
         head({"x-queue-timeout-s": wrong}).timeout_s("X-Queue-Timeout-S")
@@ -97,7 +103,7 @@ def test_timeouts_that_are_none(wrong: str) -> None:
         ({}, Targets(1.0), Targets(1.0)),
         ({"x-slo-ttft-ms": "800"}, None, Targets(0.8)),
         ({"x-llm-d-slo-tpot-ms": " 37.5 "}, None, Targets(None, 0.0375)),
-        ({"x-llm-d-slo-ttft-ms": "9", "x-slo-ttft-ms": "500"}, Targets(1, 2), Targets(0.5, 2)),
+        ({"x-llm-d-slo-ttft-ms": "5e2", "x-slo-ttft-ms": "500"}, Targets(1, 2), Targets(0.5, 2)),
     ],
     ids=str,
 )
@@ -106,8 +112,14 @@ def test_targets(headers: dict[str, str], of_key: Targets | None, expected: Targ
 
 
 @pytest.mark.parametrize("name", ["X-SLO-TTFT-Ms", "X-LLM-D-SLO-TPOT-Ms"])
-@pytest.mark.parametrize("wrong", ["", "0", "-1", "inf", "1e3", "800ms", "soon"])
+@pytest.mark.parametrize("wrong", ["", "0", "-1", "inf", "1e99", "800ms", "soon"])
 def test_targets_that_are_none(name: str, wrong: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"{name} .* milliseconds above 0") as caught:
         head({name.lower(): wrong}).targets(Targets(1.0))
     assert caught.value.param == name
+
+
+def test_targets_that_contradict_each_other() -> None:
+    both = {"x-slo-tpot-ms": "40", "x-llm-d-slo-tpot-ms": "50"}
+    with pytest.raises(InvalidRequestError, match="X-SLO-TPOT-Ms and X-LLM-D-SLO-TPOT-Ms differ"):
+        head(both).targets(None)
