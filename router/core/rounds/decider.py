@@ -276,8 +276,9 @@ class RoundDecider(Generic[W]):
 
     @property
     def waiting(self) -> int:
-        """Requests in its pool; a common pool counts at the first of its groups."""
-        return len(self.pool) if self.partners[0] is self else 0
+        """Requests in its pool; a common pool counts at its first group that takes requests."""
+        serving = (each for each in self.partners if each.group.askable)
+        return len(self.pool) if next(serving, self.partners[0]) is self else 0
 
     @property
     def askable(self) -> Set[str]:

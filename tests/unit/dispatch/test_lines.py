@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from router.core.errors import NoWorkerError
-from router.core.events import Ended, WorkerUp
+from router.core.events import Ended, WorkerDown, WorkerUp
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.prefix.prefixes import Prefixes
 from router.core.state.cluster import Cluster
@@ -101,6 +101,18 @@ async def test_a_request_that_one_group_left_to_another_is_sent_at_the_next_tick
     await settle()
     assert sent_to(waiter) == sent_to(at)
     router.end(busy[1], (waits, waiter))
+
+
+async def test_what_waits_is_shown_where_it_may_be_served() -> None:
+    router = Shared(a="llama", b="llama")
+    asked = [router.ask(number, "llama") for number in range(3)]
+    await settle()
+    assert router.waiting == {"a": 1}
+    router.dispatcher.apply(WorkerDown("a", "gone"))
+    assert router.waiting == {"b": 1}
+    router.dispatcher.apply(WorkerDown("b", "gone"))
+    assert router.waiting == {"a": 1}
+    router.end(*asked)
 
 
 async def test_caches_that_are_no_longer_asked_forget_a_request(
