@@ -49,10 +49,10 @@ class UnknownKeyError(EvenstepError):
 
 
 class RetryLaterError(EvenstepError):
-    """The request is refused for now; ``why`` is for the client."""
+    """The request is refused; ``why`` is for the client; ``retry_after_s`` None: for good."""
 
-    def __init__(self, why: str, retry_after_s: int) -> None:
-        super().__init__(f"{why}; retry later")
+    def __init__(self, why: str, retry_after_s: int | None) -> None:
+        super().__init__(f"{why}; {'no retry helps' if retry_after_s is None else 'retry later'}")
         self.retry_after_s = retry_after_s
 
 

@@ -211,16 +211,20 @@ class GroupQueue:
         slots, tokens = self.pool.ahead_of(newcomer)
         every, parts = [], len(self.joined)  # groups take about as many each
         for queue in self.joined:
-            known = newcomer, queue.group, queue.decider.dispatch
-            every.append(expected_s(*known, slots // parts, tokens[::parts]))
-        soonest = [seconds for seconds in every if seconds is not None]
-        if len(soonest) < parts:
+            told = newcomer, queue.group, queue.decider.dispatch
+            every.append(expected_s(*told, slots // parts, tokens[::parts]))
+        known = [each for each in every if each is not None]
+        if len(known) < parts:
             return
-        expected = min(soonest)
-        expected += self._shared.clock() - newcomer.arrival_s
+        expected = min(known).seconds + self._shared.clock() - newcomer.arrival_s
         if expected > SURELY_LATE * wanted_s:
-            said = f"the first token would come in about {expected:.1f} s, and the target is "
-            raise TargetError(f"{said}{wanted_s:g} s", ceil(expected - wanted_s))
+            target, alone_s = f"the target is {wanted_s:g} s", min(each.alone_s for each in known)
+            if alone_s > wanted_s:
+                raise TargetError(
+                    f"the prompt alone takes about {alone_s:.2g} s, and {target}", None
+                )
+            said = f"the first token would come in about {expected:.1f} s, and {target}"
+            raise TargetError(said, ceil(expected - wanted_s))
 
     def _make_place(self, newcomer: Request) -> None:
         limit = self._shared.settings.pool_size

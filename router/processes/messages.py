@@ -174,7 +174,7 @@ def error_of(message: Denied) -> EvenstepError:
     # The constructor would word the text differently.
     error = kind.__new__(kind, message.said)
     if isinstance(error, RetryLaterError):
-        error.retry_after_s = message.retry_after_s or 1
+        error.retry_after_s = message.retry_after_s
     if isinstance(error, QueueTimeoutError):
         error.own = message.own
     return error

@@ -62,7 +62,8 @@ def error_answer(error: errors.EvenstepError) -> Answer:
             scheme = (b"www-authenticate", b"Bearer")
             return _error(401, "AuthenticationError", str(error), headers=(scheme,))
         case errors.RetryLaterError():
-            retry = (b"retry-after", str(error.retry_after_s).encode())
+            after_s = error.retry_after_s
+            retry = _NOT_AGAIN if after_s is None else (b"retry-after", b"%d" % after_s)
             return _error(429, "TooManyRequestsError", str(error), headers=(retry,))
         case (
             errors.NoWorkerError()

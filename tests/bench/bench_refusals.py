@@ -82,7 +82,7 @@ def serve() -> None:
     def note_expected(self: GroupQueue, newcomer: Request) -> None:
         ahead = self.pool.ahead_of(newcomer)
         found = expected_s(newcomer, self.group, self.decider.dispatch, *ahead)
-        expected[newcomer.first_id] = found
+        expected[newcomer.first_id] = found and found.seconds
 
     def note_came(self: GroupQueue, request: Request, now_s: float) -> None:
         if (before := expected.pop(request.first_id, None)) is not None:

@@ -167,6 +167,7 @@ def test_what_cannot_be_written_leaves_the_rest_as_it_was() -> None:
         DisplacedError(7, 3),
         KeyLimitError("5 requests", 11),
         TargetError("in 9 s", 8),
+        TargetError("in 9 s", None),
     ],
 )
 def test_errors_are_told_as_they_are(error: EvenstepError) -> None:

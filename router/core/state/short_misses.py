@@ -32,7 +32,7 @@ def sooner_at(request: Request, group: Group) -> str | None:
     times = [] if stage is None else list(through(request, stage))
     if not times or hits is None:
         return None
-    (least_s, token_s), chosen = min(times), None
+    (least_s, token_s, _), chosen = min(times), None
     views = group.views(Dispatch.POOL)
     every = sum(view.requests for view in views)
     for view, cached in zip(views, hits(request), strict=True):
@@ -49,8 +49,10 @@ def sooner_at(request: Request, group: Group) -> str | None:
     return chosen
 
 
-def through(request: Request, stage: Group, ahead_tokens: int = 0) -> Iterator[tuple[float, float]]:
-    """Seconds until each prefill worker has computed a prompt, and those of a token.
+def through(
+    request: Request, stage: Group, ahead_tokens: int = 0
+) -> Iterator[tuple[float, float, float]]:
+    """Seconds until each prefill worker has computed a prompt, those of a token, and of it alone.
 
     ``ahead_tokens``: of prompts that all prefill workers compute before.
     """
@@ -58,5 +60,6 @@ def through(request: Request, stage: Group, ahead_tokens: int = 0) -> Iterator[t
     cached = repeat(0) if stage.hits is None else stage.hits(request)
     for worker, tokens in zip(stage.live_workers(), cached, strict=False):
         if isinstance(worker, PrefillWorker) and worker.takes and worker.token_s:
-            left = worker.load_tokens + ahead + request.prompt_tokens - tokens
-            yield worker.token_s * left, worker.token_s
+            own = request.prompt_tokens - tokens
+            before, token_s = worker.load_tokens + ahead, worker.token_s
+            yield token_s * (before + own), token_s, token_s * own

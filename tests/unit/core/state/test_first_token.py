@@ -32,7 +32,8 @@ def expected(
     cluster: Cluster, asks: Request = ASKS, slots: int = 0, *tokens: int, group: str = "default"
 ) -> float | None:
     ahead = np.array(tokens, dtype=np.int64)
-    return expected_s(asks, cluster.groups[group], Dispatch.POOL, slots, ahead)
+    found = expected_s(asks, cluster.groups[group], Dispatch.POOL, slots, ahead)
+    return None if found is None else found.seconds
 
 
 def test_where_nothing_is_learned_nothing_is_expected() -> None:
@@ -53,7 +54,8 @@ def test_it_comes_first_where_the_least_is_pending() -> None:
     cluster = two()
     send(cluster, request(1, 700), "a")
     send(cluster, request(2, 500), "b")
-    assert expected(cluster) == pytest.approx(0.1 + 0.6)
+    none, group = np.array([], dtype=np.int64), cluster.groups["default"]
+    assert expected_s(ASKS, group, Dispatch.POOL, 0, none) == pytest.approx((0.7, 0.2))
     assert expected(cluster, lacking("b")) == pytest.approx(0.1 + 0.8)
     assert expected(cluster, lacking("a", "b")) is None
 
@@ -102,3 +104,5 @@ def test_prefill_workers_compute_what_is_ahead_first() -> None:
     cluster.apply(SnapshotReceived("p", told, 0.0))
     asks = Request(token(99), stage, 100)
     assert expected(cluster, asks, 2, 30, 70, group=stage) == pytest.approx(0.2)
+    found = expected_s(asks, cluster.groups[stage], Dispatch.POOL, 2, np.array([100]))
+    assert found == pytest.approx((0.2, 0.1))
