@@ -38,12 +38,13 @@ QUEUES = row(
     stacked(
         "Turned away",
         "Per second: rejected since the queue was full, displaced from it by another key, expired "
-        "in it, unserved since no worker was up.",
+        "in it, refused since their first token could not come in time, unserved since no worker "
+        "was up.",
         Query(
             rate(
                 "evenstep_requests_total",
                 "group, outcome",
-                GROUP + ',outcome=~"rejected|displaced|expired|unserved"',
+                GROUP + ',outcome=~"rejected|displaced|expired|refused|unserved"',
             ),
             "{{group}} {{outcome}}",
         ),

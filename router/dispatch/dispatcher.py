@@ -177,8 +177,8 @@ class Dispatcher:
         if self.cluster.phase(request.id) is not Phase.ENDED:
             self._queue(request).end(request, outcome)
 
-    def judged(self, request: Request, verdict: Verdict) -> None:
-        if (queue := self.queues.get(request.group)) is not None:
+    def judged(self, group: str, verdict: Verdict) -> None:
+        if (queue := self.queues.get(group)) is not None:
             answers = queue.decode if isinstance(queue, PrefillQueue) else queue
             answers.stats.verdicts[verdict] += 1
 

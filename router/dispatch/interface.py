@@ -40,8 +40,8 @@ class DispatchPort(Protocol):
     def end(self, request: Request, outcome: Outcome) -> None:
         """End a request that waits or is at a worker; no-op if it has ended."""
 
-    def judged(self, request: Request, verdict: Verdict) -> None:
-        """Count whether a request met its targets."""
+    def judged(self, group: str, verdict: Verdict) -> None:
+        """Count whether a request met its targets, at the group that served it."""
 
     def energy_j(self, request: Request) -> float | None: ...
 

@@ -49,27 +49,27 @@ DECIDER_ROWS: Sequence[Row[Decider]] = (
     Row(
         "evenstep_requests_total",
         "Requests by how they ended: completed; aborted by the client; failed in the engine; "
-        "expired in the queue; rejected because the queue was full, displaced from it by one of a "
-        "key with fewer waiting; unserved because no worker was up.",
+        "expired in the queue; rejected as it was full, displaced from it by a key with fewer; "
+        "refused, as late for a target; unserved, as no worker was up.",
         lambda decider: {
             **{outcome.value: decider.stats.outcomes.get(outcome, 0) for outcome in Outcome},
             "rejected": decider.stats.rejected,
+            "refused": decider.stats.verdicts["refused"],
             "unserved": decider.stats.unserved,
         },
         "outcome",
     ),
     Row(
         "evenstep_targets_total",
-        "Requests with targets by whether they met them, or why not: refused at once, since the "
-        "first token could not come in time; queue, late for the wait in the router, or turned "
-        "away there; prompt, the way from the worker to the first token; tokens, the time for each "
-        "further one; failed, an error.",
+        "Requests with targets by whether they met them, or why not: refused at once, as late; "
+        "queue, late for the wait in the router, or turned away there; prompt, the way from the "
+        "worker to the first token; tokens, the time for each further one; failed, an error.",
         lambda decider: {each: decider.stats.verdicts[each] for each in get_args(Verdict)},
         "verdict",
     ),
     Row(
         "evenstep_pool_requests",
-        "Requests that wait for a free slot; the common queue of several groups counts at one.",
+        "Requests that wait for a free slot; a common queue counts at one group that is up.",
         lambda decider: decider.waiting,
     ),
     Row(

@@ -265,8 +265,8 @@ class RemoteDispatcher:
         entry = self._entries.get(request.id)
         return self._tallies.tokens[(entry.request if entry else request).group]
 
-    def judged(self, request: Request, verdict: Verdict) -> None:
-        self._tallies.verdicts[request.group][verdict] += 1
+    def judged(self, group: str, verdict: Verdict) -> None:
+        self._tallies.verdicts[group][verdict] += 1
 
     def apply(self, event: ev.AnswerEvent | ev.Progressed | ev.PromptCounted) -> None:
         if isinstance(event, ev.Progressed | ev.PromptCounted):

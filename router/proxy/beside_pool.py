@@ -176,7 +176,7 @@ class _Place:
         if worker is not None:
             self._aside.end(worker, request.id)
 
-    def judged(self, request: PoolRequest, verdict: Verdict) -> None:
+    def judged(self, group: str, verdict: Verdict) -> None:
         """They have no targets."""
 
     def energy_j(self, _: PoolRequest) -> float | None:

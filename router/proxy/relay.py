@@ -63,7 +63,7 @@ class Relay:
         self._asked = asked
         self._deadlines = context.settings.deadlines.within(asked.timeout_s)
         self._attempts_left = context.settings.max_attempts
-        self._at = ""
+        self._at, self._group = "", request.group  # id and group of its worker
         self._client: Client
         self._life = Bound()
         self._watched: Attempt
@@ -115,7 +115,7 @@ class Relay:
             return
         verdict = self._verdict(request.targets, (line and line.pool_s) or 0.0)
         if verdict is not None:
-            self._context.port.judged(request, verdict)
+            self._context.port.judged(self._group, verdict)
             if line is not None:
                 line.verdict = verdict
 
@@ -165,7 +165,8 @@ class Relay:
             if worker.id in lost:
                 raise lost[worker.id]
             self._attempts_left -= 1
-            self._at, self._failed, self._stream_down = worker.id, False, None
+            self._at, self._group = worker.id, worker.group
+            self._failed, self._stream_down = False, None
             try:
                 with self._context.attempts.watch(worker.id, self._deadlines) as self._watched:
                     response = self._response = await self._post(worker, self._body_up())

@@ -62,7 +62,8 @@ class RequestLine:
         self._go(at_engine=False)
         self._mark("queued")
 
-    def sent(self, group: str | None = None) -> None:
+    def sent(self, group: str) -> None:
+        self.group = group
         self.attempts = (self.attempts or 0) + 1
         self._go(at_engine=True)
         self._mark("dispatched", group=group)
@@ -221,6 +222,6 @@ def note_sent(scope: Scope, group: str, worker_id: str) -> RequestLine | None:
     """Record the dispatch of a request that skips the pool."""
     line: RequestLine | None = scope.get(_LINE)
     if line is not None:
-        line.group, line.worker = group, worker_id
+        line.worker = worker_id
         line.sent(group)
     return line

@@ -279,7 +279,7 @@ async def test_what_proxies_count_comes_together(tmp_path: Path) -> None:
             proxy.tallies.tokens["default"].itl_s.observe(0.02)
             proxy.tallies.tokens["default"].tpot_s.observe(0.03)
             proxy.http.connections, proxy.http.refused[413] = 2, 1
-            proxy.port.judged(request(0), "met")
+            proxy.port.judged("default", "met")
             proxy.tallies.unauthorized += 1
             proxy.port.tick()
             proxy.port.tick()  # has no news

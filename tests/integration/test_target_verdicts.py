@@ -14,8 +14,8 @@ from router.core.step_time import StepTime
 from tests.support.clock import put_forward
 from tests.support.core import snapshot
 from tests.support.relaying import routed
-from tests.support.scripted import DONE, ScriptedServer, soon, token_events, until
-from tests.support.serving import Router
+from tests.support.scripted import DONE, ScriptedServer, scripted, soon, token_events, until
+from tests.support.serving import Router, serving
 
 PATH = "/v1/completions"
 TOKENS = token_events(5)
@@ -102,6 +102,17 @@ async def test_an_answer_that_comes_whole(
         assert dict(router.stats.verdicts) == expected
 
 
+async def test_it_counts_at_the_group_that_served_it() -> None:
+    async with scripted(2) as engines, serving(engines, slots=1, groups="xy") as router:
+        asked = [router.post(headers=wants(EVER, EVER)) for _ in engines]
+        for engine in engines:
+            await (await engine.next()).answer(WHOLE)
+        assert [(await soon(one)).status_code for one in asked] == [200, 200]
+        deciders = router.dispatcher.deciders.items()
+        verdicts = {name: dict(decider.stats.verdicts) for name, decider in deciders}
+        assert verdicts == {"x": {"met": 1}, "y": {"met": 1}}
+
+
 @pytest.mark.parametrize(("ttft_ms", "expected"), [(NEVER, {"queue": 1}), (EVER, {})])
 async def test_one_whose_client_leaves_the_pool(ttft_ms: str, expected: dict[str, int]) -> None:
     async with routed(slots=1) as (router, (engine,)):
@@ -165,13 +176,31 @@ async def test_one_whose_first_token_cannot_come_in_time(prefills: int) -> None:
                     router.dispatcher.apply(SnapshotReceived(worker.spec.id, told, 0.0))
         router.dispatcher.fix_step_time(StepTime(9.5))
         refused = await soon(router.post(headers=wants("1000")))
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "9")
+        assert (refused.status_code, refused.headers["x-should-retry"]) == (429, "false")
+        assert "retry-after" not in refused.headers
         error = refused.json()["error"]
         assert (error["type"], error["code"]) == ("TooManyRequestsError", 429)
-        assert error["message"].startswith("the first token would come in about 9.5 s, and the ")
+        said = "the prompt alone takes about 9.5 s, and the target is 1 s; no retry helps"
+        assert error["message"] == said
         assert all(engine.idle for engine in engines)
         assert dict(router.stats.verdicts) == {"refused": 1}
         await router.settled()
+
+
+async def test_one_that_others_delay_too_long() -> None:
+    async with routed() as (router, (engine,)):
+        running = router.post()
+        exchange = await engine.next()
+        router.dispatcher.fix_step_time(StepTime(0.5, per_request_s=9.0))
+        refused = await soon(router.post(headers=wants("1000")))
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "9")
+        assert "x-should-retry" not in refused.headers
+        message = refused.json()["error"]["message"]
+        assert message == (
+            "the first token would come in about 9.5 s, and the target is 1 s; retry later"
+        )
+        await exchange.answer(WHOLE)
+        assert (await soon(running)).status_code == 200
 
 
 async def test_who_may_wait_long_enough_or_wants_nothing_is_not_refused() -> None:
