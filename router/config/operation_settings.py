@@ -9,8 +9,6 @@ from pydantic import ValidationInfo, field_validator
 from router.config.setting import DAY_S, IF_GIVEN, SettingGroup, checked, setting
 from router.http.port import DataPlane, loopback
 from router.http.tls import read, server_context
-from router.replicas.leading import Lock
-from router.replicas.locks import lock_of
 from router.tracing import endpoint_of
 
 
@@ -83,18 +81,6 @@ class OperationSettings(SettingGroup):
         "for all of them. One that fails starts again; the others go on.",
         between=(1, 64),
     )
-    replica_lock: str | None = setting(
-        None,
-        "Lock that this router shares with its replicas, one of which decides: file:PATH. Unset: "
-        "it decides alone.",
-        metavar="LOCK",
-    )
-    replica_lease_s: int | None = setting(
-        None,
-        "After so long without a sign of the replica that decides another one may; unset: 10.",
-        unit="s",
-        between=(1, 300),
-    )
     record: str | None = setting(
         None,
         "File for a recording of lengths, times and which prompts begin alike, without text; "
@@ -139,22 +125,6 @@ class OperationSettings(SettingGroup):
     def _spliced_by_several(cls, value: int, info: ValidationInfo) -> int:
         if value > 1 and info.data.get("data_plane") is DataPlane.ASGI:
             raise ValueError("--processes above 1 needs --data-plane splice")
-        return value
-
-    @property
-    def lock(self) -> Lock | None:
-        """The replicas' lock."""
-        return (
-            None if self.replica_lock is None else lock_of(self.replica_lock, self.replica_lease_s)
-        )
-
-    @field_validator("replica_lock")
-    @classmethod
-    def _usable_lock(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is not None:
-            checked(lock_of, value)
-            if info.data.get("processes", 1) > 1:
-                raise ValueError("--replica-lock needs --processes 1")
         return value
 
     @field_validator("tls_key")

@@ -9,6 +9,7 @@ from router.config.client_settings import AccessSettings, LimitSettings, Request
 from router.config.engine_settings import EngineSettings
 from router.config.fault_settings import FaultSettings
 from router.config.operation_settings import AddressSettings, OperationSettings
+from router.config.replica_settings import ReplicaSettings
 from router.config.setting import SettingGroup
 from router.http.port import HttpLimits
 
@@ -23,6 +24,7 @@ class ServeSettings(
     RequestSettings,
     LimitSettings,
     AccessSettings,
+    ReplicaSettings,
     OperationSettings,
 ):
     """All settings of ``evenstep serve``; times in seconds."""

@@ -48,14 +48,13 @@ class Candidate:
     replica has first read it.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self) -> None:
         self._version = ""
         self._since_s = 0.0
 
-    def may_write(self, record: Record, now_s: float) -> bool:
+    def may_write(self, record: Record, name: str, now_s: float) -> bool:
         """``now_s``: after it was read. Only while the version is still the same."""
         if record.version != self._version:
             self._version, self._since_s = record.version, now_s
         over = now_s >= self._since_s + record.lease_s
-        return record.holder in ("", self.name) or over
+        return record.holder in ("", name) or over

@@ -46,7 +46,7 @@ class Lock(Protocol):
         """Take or renew it, if it is free or held; the holder's name; OSError: it is unknown."""
 
     async def release(self, name: str) -> None:
-        """Have another one take it at once."""
+        """Have another one take it at once; nothing follows."""
 
 
 class Picture(Protocol):

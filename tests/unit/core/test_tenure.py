@@ -20,15 +20,15 @@ def test_it_counts_from_the_request_and_is_unbroken_while_it_holds() -> None:
 
 
 def test_a_candidate_takes_what_is_free_or_its_own() -> None:
-    candidate = Candidate("a")
-    assert candidate.may_write(Record("1", "", 5.0), 0.0)
-    assert candidate.may_write(Record("2", "a", 5.0), 0.0)
-    assert not candidate.may_write(Record("3", "b", 5.0), 0.0)
+    candidate = Candidate()
+    assert candidate.may_write(Record("1", "", 5.0), "a", 0.0)
+    assert candidate.may_write(Record("2", "a", 5.0), "a", 0.0)
+    assert not candidate.may_write(Record("3", "b", 5.0), "a", 0.0)
 
 
 def test_a_lease_runs_from_the_first_sight_of_each_version() -> None:
-    candidate = Candidate("a")
-    assert not candidate.may_write(Record("1", "b", 5.0), 100.0)
-    assert not candidate.may_write(Record("2", "b", 5.0), 104.0)
-    assert not candidate.may_write(Record("2", "b", 5.0), 108.9)
-    assert candidate.may_write(Record("2", "b", 5.0), 109.0)
+    candidate = Candidate()
+    assert not candidate.may_write(Record("1", "b", 5.0), "a", 100.0)
+    assert not candidate.may_write(Record("2", "b", 5.0), "a", 104.0)
+    assert not candidate.may_write(Record("2", "b", 5.0), "a", 108.9)
+    assert candidate.may_write(Record("2", "b", 5.0), "a", 109.0)

@@ -1,0 +1,46 @@
+from pydantic import ValidationInfo, field_validator
+
+from router.config.setting import SettingGroup, checked, setting
+from router.replicas.leading import Lock
+from router.replicas.locks import lock_of
+
+
+class ReplicaSettings(SettingGroup):
+    """Replicas: several routers, of which one decides."""
+
+    kubernetes_api: str | None = setting(
+        None,
+        "URL of the Kubernetes API, as kubectl proxy prints it; unset: that of the cluster in "
+        "which the router is a pod.",
+        metavar="URL",
+        pattern=r"^https?://",
+    )
+    replica_lease_s: int | None = setting(
+        None,
+        "After so long without a sign of the replica that decides another one may; unset: 10 for "
+        "a file, 5 for a Lease.",
+        unit="s",
+        between=(1, 300),
+    )
+    replica_lock: str | None = setting(
+        None,
+        "Lock that the replicas share: file:PATH, or a Kubernetes Lease. Unset: this router "
+        "decides alone.",
+        metavar="file:PATH|lease:NAMESPACE/NAME",
+    )
+
+    @property
+    def lock(self) -> Lock | None:
+        """The replicas' lock."""
+        if self.replica_lock is None:
+            return None
+        return lock_of(self.replica_lock, self.replica_lease_s, self.kubernetes_api)
+
+    @field_validator("replica_lock")
+    @classmethod
+    def _usable_lock(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None:
+            checked(lambda text: lock_of(text, api=info.data.get("kubernetes_api")), value)
+            if info.data.get("processes", 1) > 1:
+                raise ValueError("--replica-lock needs --processes 1")
+        return value
