@@ -14,6 +14,7 @@ from tests.support.fleet import running_fleet, worker_flags
 from tests.support.server import Server, running_router, wait_until
 
 QUICK_START = ("--policy", "least_tokens")
+ENDLESS = body(100_000)  # hours of steps
 
 
 def ended_well(router: Server) -> bool:
@@ -47,7 +48,7 @@ async def test_two_hundred_streams_end_once_each(tmp_path: Path, signals: int) -
         streams = [Seen() for _ in range(200)]
         waiting = [Seen() for _ in range(5)]
         async with asyncio.timeout(120):
-            asked = [asyncio.create_task(ask(client, router, one, body(900))) for one in streams]
+            asked = [asyncio.create_task(ask(client, router, one, ENDLESS)) for one in streams]
             await asyncio.gather(*(one.first.wait() for one in streams))
             late = [body(900, stream=number % 2 == 0) for number in range(len(waiting))]
             asked += [
@@ -76,13 +77,14 @@ def pool_of(router: Server) -> int:
 
 
 async def test_draining_takes_new_requests_then_turns_them_away(tmp_path: Path) -> None:
-    flags = ("--drain-delay", "3", "--health-interval", "60", *QUICK_START)
+    flags = ("--drain-delay", "6", "--health-interval", "60", *QUICK_START)
     with (
         running_fleet(tmp_path, "--slots", "4") as fleet,
         running_router(tmp_path, *worker_flags(fleet), *flags) as router,
     ):
         client, stream = HttpClient(), Seen()
-        idle = httpx.AsyncClient(base_url=router.url, timeout=60, trust_env=False)
+        kept = httpx.Limits(keepalive_expiry=None)
+        idle = httpx.AsyncClient(base_url=router.url, timeout=60, trust_env=False, limits=kept)
         async with asyncio.timeout(120):
             assert "connection" not in (await idle.get("/version")).headers
             asked = asyncio.create_task(ask(client, router, stream, body(900)))

@@ -28,8 +28,8 @@ def running_noting(folder: Path, file: Path, *flags: str) -> Iterator[Server]:
 
 def noted(file: Path) -> list[tuple[int, int, int]]:
     """Tokens of the prompt, foretold and found, by request so far."""
-    lines = file.read_text().splitlines() if file.exists() else []
-    rows = (line.split() for line in lines)
+    whole = file.read_text().rpartition("\n")[0] if file.exists() else ""
+    rows = (line.split() for line in whole.splitlines())  # the last may be half written
     return [(int(prompt), int(foretold), int(found)) for prompt, foretold, found in rows]
 
 
