@@ -73,6 +73,9 @@ def _notes(report: Report) -> list[str]:
             "No cluster figures: the server is no Evenstep router that is told of its workers' "
             "steps (snapshots= of a worker)."
         )
+    elif others := (cluster := cast(Report, report["cluster"]))["other_groups"]:
+        named = ", ".join(cast(list[str], others))
+        notes.append(f"Cluster figures are those of group {cluster['group']}, without {named}.")
     if report["steady"] is None:
         notes.append("Too short for a steady window.")
     if report["lengths_revealed"]:

@@ -51,7 +51,7 @@ def parse_metrics(text: str) -> Scrape:
 
 
 def cluster_report(scrapes: Scrapes) -> Report | None:
-    """Summarize the group that generated the run's tokens; None without counters.
+    """Summarize the group with the most steps, and name the others; None without counters.
 
     There are averages over the whole run and over its steady part; each over all steps, and over
     the steps that ended with requests waiting in the pool.
@@ -64,6 +64,7 @@ def cluster_report(scrapes: Scrapes) -> Report | None:
         return None
     return {
         "group": group,
+        "other_groups": sorted(each for each, made in steps.items() if made and each != group),
         "idle_share_is": "the router's: as engines timed it, else modelled by the cost of a step",
         "whole": _window(scrapes.start, scrapes.end, group),
         "steady": _window(scrapes.warm, scrapes.drain, group),

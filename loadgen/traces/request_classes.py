@@ -35,7 +35,7 @@ def parse_classes(text: str) -> tuple[RequestClass, ...]:
     Raises:
         ConfigError: another form, a name twice, or shares whose sum is not 1.
     """
-    classes = tuple(map(_parse, text.split(",")))
+    classes = tuple(_parse(each.strip()) for each in text.split(","))
     if len({each.name for each in classes}) < len(classes):
         raise ConfigError(f"--classes: a name stands twice in {text!r}")
     if not isclose(whole := sum(each.share for each in classes), 1, abs_tol=1e-6):

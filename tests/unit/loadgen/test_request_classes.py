@@ -18,6 +18,7 @@ def test_classes_are_told_as_they_were_given() -> None:
         RequestClass("batch", 0.1),
     )
     assert ",".join(map(str, classes)) == THREE
+    assert parse_classes(THREE.replace(",", ", ")) == classes
 
 
 @pytest.mark.parametrize(

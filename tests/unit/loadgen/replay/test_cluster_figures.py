@@ -47,7 +47,7 @@ def test_parse_metrics() -> None:
 def test_report_is_about_the_busiest_group() -> None:
     report = cluster_report(Scrapes(START, MIDDLE, None, END))
     assert report is not None
-    assert report["group"] == "g"
+    assert (report["group"], report["other_groups"]) == ("g", ["other"])
     assert report["steady"] is None
     whole = report["whole"]
     assert isinstance(whole, dict)
