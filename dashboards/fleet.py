@@ -305,6 +305,17 @@ ROUTER = row(
         ),
     ),
     lines(
+        "Requests at gateways",
+        "Those that a gateway was told where to send and that have not ended (evenstep pick).",
+        Query(f"evenstep_picks {_ROUTERS}", "{{instance}}"),
+    ),
+    lines(
+        "Ends at gateways",
+        "Requests that end in a second, by who told it; and those that a gateway sent elsewhere.",
+        Query(rate("evenstep_picks_ended_total", "by", ""), "{{by}}"),
+        Query(rate("evenstep_picks_moved_total", "", ""), "sent elsewhere"),
+    ),
+    lines(
         "Requests refused as a whole",
         "By status: malformed, too large (413, 414, 431) or too slow ones (408), and connections "
         "beyond the limit (503). None of them reaches a worker.",

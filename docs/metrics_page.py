@@ -27,6 +27,7 @@ _TABLES: tuple[tuple[tuple[str, ...], Sequence[Row[Any]]], ...] = (
     ((), other.BUILD_ROWS),
     ((), other.HTTP_ROWS),
     ((), other.PROCESS_ROWS),
+    ((), other.PICK_ROWS),
     ((), other.REPLICA_ROWS),
 )
 _HEAD = """# Metrics

@@ -31,6 +31,13 @@ COMMANDS = {
         "evenstep serve --port 8000 --worker http://127.0.0.1:8001,slots=64 "
         "--worker http://127.0.0.1:8002,slots=64",
     ),
+    "pick": _Command(
+        RUN,
+        "router.commands.pick_command:pick",
+        "Decide for a gateway (Envoy, the Gateway API) where each request goes.",
+        "evenstep pick --grpc-port 9002 --worker http://127.0.0.1:8001,slots=64 "
+        "--worker http://127.0.0.1:8002,slots=64",
+    ),
     "observe": _Command(
         LOOK,
         "router.commands.observe_command:observe",

@@ -17,6 +17,13 @@ class AddressSettings(SettingGroup):
 
     host: str = setting("127.0.0.1", "Address to listen on.", metavar="H", min_length=1)
     port: int = setting(8000, "Port to listen on; 0: any free one.", between=(0, 65_535))
+    grpc_port: int | None = setting(
+        None,
+        "Port that gateways ask by gRPC where a request is to go; unset: none, and no gateway may "
+        "ask over HTTP either.",
+        metavar="N",
+        between=(1, 65_535),
+    )
     admin_port: int | None = setting(
         None,
         "Port of the status page; 0: any free one; unset: no status page.",
@@ -108,6 +115,13 @@ class OperationSettings(SettingGroup):
     def certificate(self) -> tuple[bytes, bytes | None] | None:
         """Certificate and key as PEM, read once so that all uses of these settings agree."""
         return None if self.tls_cert is None else read(self.tls_cert, self.tls_key)
+
+    @field_validator("processes")
+    @classmethod
+    def _one_for_gateways(cls, value: int, info: ValidationInfo) -> int:
+        if value > 1 and info.data.get("grpc_port") is not None:
+            raise ValueError("--grpc-port needs one process: its gateways are the others")
+        return value
 
     @property
     def tls(self) -> ssl.SSLContext | None:

@@ -84,6 +84,17 @@ class Phase(Enum):
     ENDED = "ended"
 
 
+class Sight(Enum):
+    """What a worker's snapshots show of a request that was sent there."""
+
+    HERE = "here"
+    """It runs, or may wait; or there are no snapshots."""
+    ENDED = "ended"
+    LOST = "lost"
+    """It was there; its end was not told."""
+    UNSEEN = "unseen"
+
+
 class Outcome(Enum):
     """How a request ended."""
 

@@ -182,6 +182,12 @@ class Dispatcher:
             answers = queue.decode if isinstance(queue, PrefillQueue) else queue
             answers.stats.verdicts[verdict] += 1
 
+    def move(self, request: Request, worker_id: str) -> None:
+        """Count a request where it went by itself, instead of where it was sent."""
+        now = self._clock()
+        self.cluster.apply(ev.Returned(request.id, request, now))
+        self.cluster.apply(ev.Dispatched(request.id, worker_id, now))
+
     def energy_j(self, request: Request) -> float | None:
         self._shared.incoming.read()
         return self.cluster.energy_j(request.id)

@@ -116,7 +116,7 @@ class HttpClient:
     ) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._socket = socket
-        self._credentials = bearer(key)
+        self.credentials = bearer(key)
         self._origins: dict[str, _Origin] = {}
 
     async def request(
@@ -126,7 +126,7 @@ class HttpClient:
         origin = self._origins.get(url)
         if origin is None:
             origin = self._origins[url] = _Origin(url)
-        head = origin.head(method, path, (*headers, *self._credentials), body)
+        head = origin.head(method, path, (*headers, *self.credentials), body)
         connection = origin.take()
         if connection is not None:
             try:

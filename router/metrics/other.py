@@ -9,6 +9,7 @@ from router.core.process_counts import ProcessCounts
 from router.core.rounds.decider import Decider
 from router.http.refusal import HttpCounts
 from router.metrics.rows import Row
+from router.pick.pick import PickCounts
 from router.replicas.leading import Leading
 
 BUILD_ROWS: Sequence[Row[str]] = (
@@ -53,6 +54,27 @@ PROCESS_ROWS: Sequence[Row[ProcessCounts]] = (
         "evenstep_process_connection_errors_total",
         "Connections between the router's processes that an error has ended; they connect anew.",
         lambda counts: counts.broken,
+    ),
+)
+
+PICK_ROWS: Sequence[Row[PickCounts]] = (
+    Row(
+        "evenstep_picks",
+        "Requests that a gateway was told where to send, and that have not ended (evenstep pick).",
+        lambda counts: counts.open,
+    ),
+    Row(
+        "evenstep_picks_ended_total",
+        "Requests at gateways that have ended, by who told it: the gateway's access log, its "
+        "answer, the engine's snapshots, the end of the gateway's call, a worker's removal, or "
+        "nobody in time (unheard).",
+        lambda counts: counts.ends,
+        "by",
+    ),
+    Row(
+        "evenstep_picks_moved_total",
+        "Requests that a gateway sent elsewhere than to the first endpoint it was told.",
+        lambda counts: counts.moved,
     ),
 )
 

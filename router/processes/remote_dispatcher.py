@@ -259,7 +259,7 @@ class RemoteDispatcher:
     def began(
         self, request: Request, worker_id: str, now_s: float, *, good: bool = True
     ) -> TokenStats:
-        self._watcher.first_byte(request)
+        self._watcher.first_byte(request, now_s)
         if self._peer is not None:
             self._peer.send(ev.Began(request.id, worker_id, now_s, good))
         entry = self._entries.get(request.id)

@@ -11,6 +11,7 @@ from starlette.types import Scope
 from router.core.prefix.sessions import session_content
 from router.core.request_limits import RequestLimits
 from router.core.types import Request as PoolRequest
+from router.dispatch.models import Route
 from router.proxy.body import ParsedRequest, parse, parse_message, parse_response, too_many_slots
 from router.proxy.client_request import QUEUE_TIMEOUT, ClientRequest, head_of
 from router.proxy.content import CachedAs
@@ -47,8 +48,22 @@ def dialect_of(path: str) -> Dialect:
     return ENDPOINTS[path].dialect if path in ENDPOINTS else COMPLETIONS
 
 
-async def relay_of(context: ServingContext, scope: Scope, body: bytes) -> Serves:
-    """The relay of a request; RequestError: it is invalid; NoWorkerError: no model is known yet."""
+# Makes what serves a request.
+Make = Callable[[RelayContext, PoolRequest, ClientRequest], Serves]
+
+
+async def relay_of(
+    context: ServingContext,
+    scope: Scope,
+    body: bytes,
+    make: Make | None = None,
+    barred: Callable[[Route], frozenset[str]] = lambda route: route.lacks,
+) -> Serves:
+    """The relay of a request; RequestError: it is invalid; NoWorkerError: no model is known yet.
+
+    ``make``: another than a relay; such a request is not split. ``barred``: workers that must not
+    receive it.
+    """
     endpoint, models = ENDPOINTS[scope["path"]], context.models
     if len(body) > (_LARGE_TEXT_BYTES if models.tokenizers else _LARGE_BYTES):
         parsed = await asyncio.to_thread(endpoint.parse, body, models.limits, models.cached_as)
@@ -60,9 +75,10 @@ async def relay_of(context: ServingContext, scope: Scope, body: bytes) -> Serves
     if route.most_slots is not None and parsed.slots > route.most_slots:
         raise too_many_slots(parsed.slots, route.most_slots)
     prefills = route.prefills
-    if prefills is not None and not (_splittable(parsed, context.relay) and few_fields(body)):
+    splittable = make is None and _splittable(parsed, context.relay)
+    if prefills is not None and not (splittable and few_fields(body)):
         prefills = None
-    head, lacks = head_of(scope), route.lacks
+    head, lacks = head_of(scope), barred(route)
     decided = head.metered or prefills is not None or route.divided
     if context.elsewhere is not None and decided:
         return context.elsewhere(scope, body)
@@ -89,7 +105,7 @@ async def relay_of(context: ServingContext, scope: Scope, body: bytes) -> Serves
     )
     asked = ClientRequest.read(scope, body, endpoint.dialect)
     asked.line = follow(scope, waiting, route.model, head.name)
-    return (SplitRelay if prefills else Relay)(context.relay, waiting, asked)
+    return (make or (SplitRelay if prefills else Relay))(context.relay, waiting, asked)
 
 
 def _splittable(parsed: ParsedRequest, relay: RelayContext) -> bool:

@@ -74,8 +74,8 @@ class RequestLine:
         self._go(at_engine=False)
         self._mark("failed", why=reason)
 
-    def first_byte(self) -> None:
-        self.ttft_s = self.clock() - self.began_s
+    def first_byte(self, time_s: float) -> None:
+        self.ttft_s = time_s - self.began_s
         self._mark("first_token")
 
     def ended(self) -> None:
@@ -160,9 +160,9 @@ class RequestLog:
         if (line := self._open.get(request.first_id)) is not None:
             line.sent(request.group)
 
-    def first_byte(self, request: Request) -> None:
+    def first_byte(self, request: Request, time_s: float) -> None:
         if (line := self._open.get(request.first_id)) is not None:
-            line.first_byte()
+            line.first_byte(time_s)
 
     def ended(self, request: Request, served: Served | None, outcome: Outcome) -> None:
         if (line := self._open.get(request.first_id)) is None:

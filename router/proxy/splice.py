@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import cache
 from http import HTTPStatus
 from typing import cast
@@ -19,27 +19,41 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from router.core.errors import EvenstepError, NoWorkerError
 from router.proxy.answers import Answer, Header, error_answer, framed
 from router.proxy.client_request import HEADER, head_of
-from router.proxy.context import ServingContext, Source
+from router.proxy.context import Serves, ServingContext, Source
 from router.proxy.endpoints import ENDPOINTS, dialect_of, relay_of
 from router.proxy.request_log import RequestLog
 
 log = logging.getLogger(__name__)
+
+# In a scope, the key that was let in (None: no key). Who removes it lets the key out later, and
+# ends the request's log line.
+KEY = "evenstep.key"
+
+# Reads a request that was taken over.
+ServesOf = Callable[[ServingContext, Scope, bytes], Awaitable[Serves]]
 
 _CLOSE = (b"connection", b"close")
 _CHUNKED = (b"transfer-encoding", b"chunked")
 
 
 class HotPath:
-    """Takes requests over from uvicorn."""
+    """Takes requests over from uvicorn; ``others``: who reads those that do not generate."""
 
-    def __init__(self, context: ServingContext, requests: RequestLog) -> None:
+    def __init__(
+        self,
+        context: ServingContext,
+        requests: RequestLog,
+        others: Callable[[Scope], ServesOf | None] = lambda _: None,
+    ) -> None:
         self.context = context
         self.requests = requests
+        self._others = others
 
     def begin(self, cycle: RequestResponseCycle, tasks: set[asyncio.Task[None]]) -> Exchange | None:
-        scope = cycle.scope
+        scope = cast(Scope, cycle.scope)
         hot = scope["path"] in ENDPOINTS and scope["method"] == "POST"
-        return Exchange(self, cycle, tasks) if hot else None
+        serves_of = relay_of if hot else self._others(scope)
+        return None if serves_of is None else Exchange(self, cycle, tasks, serves_of)
 
 
 class Exchange:
@@ -47,16 +61,22 @@ class Exchange:
 
     __slots__ = (
         *("_body_there", "_chunked", "_cycle", "_head", "_hot", "_line", "_named", "_scope"),
-        *("_source", "_task", "_tasks", "_transport", "gone"),
+        *("_serves_of", "_source", "_task", "_tasks", "_transport", "gone"),
     )
 
     def __init__(
-        self, hot: HotPath, cycle: RequestResponseCycle, tasks: set[asyncio.Task[None]]
+        self,
+        hot: HotPath,
+        cycle: RequestResponseCycle,
+        tasks: set[asyncio.Task[None]],
+        serves_of: ServesOf,
     ) -> None:
         self.gone = False
         self._hot = hot
+        self._serves_of = serves_of
         self._cycle = cycle
         self._scope = cast(Scope, cycle.scope)
+        self._scope[KEY] = None
         self._transport = cycle.transport
         # HTTP/1.0 has no chunks: a body without a length ends with the connection.
         self._chunked = self._scope["http_version"] != "1.0"
@@ -124,8 +144,10 @@ class Exchange:
         if closes:
             cycle.keep_alive = False
         last = () if cycle.keep_alive or closes else (_CLOSE,)
-        lines = [_status_line(status)]
-        for name, value in (*cycle.default_headers, *headers, self._named, *last):
+        lines, headers = [_status_line(status)], list(headers)
+        if HEADER not in (name for name, _ in headers):
+            headers.append(self._named)
+        for name, value in (*cycle.default_headers, *headers, *last):
             lines.append(name + b": " + value)
         lines.append(b"\r\n")
         return b"\r\n".join(lines)
@@ -144,12 +166,12 @@ class Exchange:
     # The task.
 
     async def _run(self) -> None:
-        context, key = self._hot.context, None
+        context = self._hot.context
         try:
             if context.lifecycle.closed:
                 raise _ending()
             if context.door is not None:
-                key = context.door.enter(self._scope)
+                self._scope[KEY] = context.door.enter(self._scope)
             cycle = self._cycle
             if cycle.more_body:
                 if cycle.waiting_for_100_continue:
@@ -158,7 +180,7 @@ class Exchange:
                 self._body_there = asyncio.get_running_loop().create_future()
                 await self._body_there
             body, cycle.body = bytes(cycle.body), bytearray()  # the protocol keeps the cycle
-            relay = await relay_of(context, self._scope, body)
+            relay = await self._serves_of(context, self._scope, body)
             await relay.serve(self)
         except EvenstepError as error:
             self._refuse(error)
@@ -171,15 +193,16 @@ class Exchange:
             else:
                 self.answer(error_answer(EvenstepError("internal error")))
         finally:
-            if key is not None and context.door is not None:
-                context.door.leave(key)
+            if context.door is not None:
+                context.door.leave(self._scope.get(KEY))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         # A task that is cancelled at once never runs.
         if task.cancelled():
             self._cut_short()
-        self._hot.requests.end(self._scope)
+        if KEY in self._scope:
+            self._hot.requests.end(self._scope)
 
     def _cut_short(self) -> None:
         if not (self.gone or self._cycle.response_started):

@@ -175,10 +175,10 @@ class Recorder:
     def dispatched(self, request: Request) -> None:
         self._times[request.first_id] = _Times(self._clock())
 
-    def first_byte(self, request: Request) -> None:
+    def first_byte(self, request: Request, time_s: float) -> None:
         times = self._times.get(request.first_id)
         if times is not None:
-            times.first_byte_s = self._clock()
+            times.first_byte_s = time_s
 
     def ended(self, request: Request, served: Served | None, outcome: Outcome) -> None:
         times = self._times.pop(request.first_id, None)

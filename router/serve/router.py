@@ -49,9 +49,11 @@ from router.http.listening import server_config
 from router.http.port import DataPlane, EndingSettings, Lifecycle
 from router.http.refusal import HttpCounts
 from router.logs import start_logging
-from router.metrics.other import HTTP_ROWS, PROCESS_ROWS, REPLICA_ROWS
+from router.metrics.other import HTTP_ROWS, PICK_ROWS, PROCESS_ROWS, REPLICA_ROWS
 from router.metrics.render import Metrics
 from router.metrics.workers import AGENT_ROWS, GAUGE_ROWS, HEALTH_ROWS, KV_EVENT_ROWS, SNAPSHOT_ROWS
+from router.pick.pick import PickCounts, address_of
+from router.pick.picks import Picks
 from router.proxy.attempts import Attempts
 from router.proxy.context import RelayContext, RelaySettings
 from router.proxy.kv_transfer import Bootstraps, KvTransfer
@@ -82,6 +84,7 @@ def run(settings: ServeSettings, read: Callable[[], ServeSettings]) -> None:
         )
         ports.announce(settings, tls)
         server = MainServer(config, router.lifecycle, router.reload, inherited=ports.inherited)
+        router.tasks = server.server_state.tasks
         server.run(sockets=ports.listeners)
 
 
@@ -149,6 +152,9 @@ class Router:
             balancing(settings, self.dispatcher),
         ]
         self.reload = Reload(settings, read, parts, deciding)
+        # Requests that gateways serve; None: there are no gateways.
+        self.picks = None if settings.grpc_port is None else self._make_picks(settings)
+        self.tasks: set[asyncio.Task[None]] = set()  # those of open requests
         self._show()
         # Application of the clients' port; its lifespan is ``running``.
         self.app = Front(create_app(self, self.running), self.lifecycle, self.requests)
@@ -235,6 +241,7 @@ class Router:
             (HTTP_ROWS, self.counts),
             (PROCESS_ROWS, self.processes or ProcessCounts()),
             (REPLICA_ROWS, self.leading),
+            (PICK_ROWS, PickCounts() if self.picks is None else self.picks.counts),
         )
         self.metrics = Metrics(
             self.cluster, self.clock, counters, self.dispatcher.deciders, self.access.limits
@@ -272,7 +279,28 @@ class Router:
             names = ", ".join(lacking)
             log.warning("uvicorn is not as it should be for --data-plane splice: %s", names)
             return None
+        if self.picks is not None:
+            return HotPath(self, self.requests, self.picks.others)
         return HotPath(self, self.requests)
+
+    def _make_picks(self, settings: ServeSettings) -> Picks:
+        for spec in settings.workers:
+            address_of(spec.url)
+        picks = Picks(self, self.requests)
+        self.attempts.watchers.append(picks.recalled)
+        return picks
+
+    def _gateways(self) -> tuple[_Runs, ...]:
+        settings = self.reload.settings
+        if self.picks is None:
+            return ()
+        from router.pick.grpc_port import GrpcPort
+
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        address = f"{host}:{settings.grpc_port}"
+        longest_s = settings.queue_timeout_s
+        port = GrpcPort(self.picks, address, settings.certificate, self.tasks, longest_s)
+        return self.picks, port
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -288,6 +316,7 @@ class Router:
             self.dispatcher,
             self.leading,
             *self._files,
+            *self._gateways(),
         )
         tls = None if self._admin is None else admin_tls(self._admin, self._tls)
         async with asyncio.TaskGroup() as tasks:

@@ -49,7 +49,7 @@ def test_options_are_settings_only_where_a_command_takes_settings() -> None:
         re.findall(r"^## evenstep (.+?)\n(.*?)(?=^## |\Z)", page("commands.md"), re.M | re.S)
     )
     taking = {name for name, text in sections.items() if "[settings](settings.md)" in text}
-    assert taking == {"serve", "observe"}
+    assert taking == {"serve", "pick", "observe"}
     assert "| `--port FIRST` | `8100` |" in sections["emulate"]
 
 

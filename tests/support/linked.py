@@ -38,7 +38,7 @@ class Diary:
     def dispatched(self, request: Request) -> None:
         self.lines.append(("dispatched", request.id))
 
-    def first_byte(self, request: Request) -> None:
+    def first_byte(self, request: Request, time_s: float) -> None:
         self.lines.append(("first byte", request.id))
 
     def ended(self, request: Request, served: Served | None, outcome: Outcome) -> None:

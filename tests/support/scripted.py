@@ -205,10 +205,21 @@ async def _read(
     lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     method, target, _ = lines[0].split(" ", 2)
     headers = _headers(lines[1:-2])
-    body = await reader.readexactly(int(headers.get("content-length", "0")))
+    if headers.get("transfer-encoding") == "chunked":
+        body = await _read_chunks(reader)
+    else:
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
     return Exchange(
         connection, method, target, headers, body, reader, writer, ended=asyncio.Event()
     )
+
+
+async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
+    body, size = b"", -1
+    while size:
+        size = int(await reader.readuntil(b"\r\n"), 16)
+        body += (await reader.readexactly(size + 2))[:-2]
+    return body
 
 
 def _headers(lines: Iterable[str]) -> dict[str, str]:

@@ -118,10 +118,10 @@ def starting(
 
 
 @contextlib.contextmanager
-def running_router(folder: Path, *flags: str) -> Iterator[Server]:
-    """Run ``evenstep serve`` with these flags, on a free port."""
+def running_router(folder: Path, *flags: str, name: str = "serve") -> Iterator[Server]:
+    """Run ``evenstep serve``, or ``pick``, with these flags, on a free port."""
     port = free_port()
-    command = [sys.executable, "-m", "router.cli", "serve", "--port", str(port), *flags]
+    command = [sys.executable, "-m", "router.cli", name, "--port", str(port), *flags]
     # At its very first start it compiles the solver.
     with running(command, port, folder / f"router-{port}.log", ready_s=180.0) as server:
         yield server

@@ -29,6 +29,7 @@ from router.dispatch.models import ModelTable
 from router.engines.http_client import HttpClient, Response
 from router.http.listening import server_config
 from router.http.port import DataPlane, EndingSettings, HttpLimits, Lifecycle
+from router.pick.picks import Picks
 from router.proxy.attempts import Attempts
 from router.proxy.context import RelayContext, RelaySettings
 from router.proxy.kv_transfer import Bootstraps, KvTransfer
@@ -64,6 +65,7 @@ class Router:
         attempts: those under way.
         tasks: of the server, one for each answer that is not complete.
         connections: of clients.
+        picks: of gateways, if they may ask.
     """
 
     url: str
@@ -74,6 +76,7 @@ class Router:
     attempts: Attempts
     tasks: set[asyncio.Task[None]]
     connections: set[Any]
+    picks: Picks
 
     @property
     def port(self) -> int:
@@ -212,8 +215,12 @@ async def serving(
     watching = asyncio.create_task(dispatcher.run())
     plane = plane or load_settings({}).data_plane
     state = ServerState()
-    async with _listening(context, limits, plane, state) as url, _client(url) as http:
-        served = state.tasks, state.connections
+    requests = RequestLog(time.monotonic)
+    cluster.watchers.append(requests)
+    picks = Picks(context, requests)
+    relay.attempts.watchers.append(picks.recalled)
+    async with _listening(context, limits, plane, state, picks) as url, _client(url) as http:
+        served = state.tasks, state.connections, picks
         yield Router(url, http, dispatcher, upstream, troubles, relay.attempts, *served)
     watching.cancel()
     await upstream.aclose()
@@ -242,11 +249,11 @@ def _client(url: str) -> httpx.AsyncClient:
 
 @contextlib.asynccontextmanager
 async def _listening(
-    context: AppContext, limits: HttpLimits, plane: DataPlane, state: ServerState
+    context: AppContext, limits: HttpLimits, plane: DataPlane, state: ServerState, picks: Picks
 ) -> AsyncIterator[str]:
-    """The application behind the protocol of ``evenstep serve``."""
-    requests = RequestLog(time.monotonic)
-    hot = HotPath(context, requests) if plane is DataPlane.SPLICE else None
+    """The application behind the protocol of ``evenstep serve``, or ``pick``."""
+    requests = picks.requests
+    hot = HotPath(context, requests, picks.others) if plane is DataPlane.SPLICE else None
     app = Front(create_app(context), context.lifecycle, requests)
     config = server_config(app, limits, hot=hot, lifespan="off")
 

@@ -19,7 +19,7 @@ from router.core.state.group import Group
 from router.core.state.prefill_worker import PrefillWorker
 from router.core.state.worker import Worker
 from router.core.step_time import StepTime
-from router.core.types import Outcome, Phase, Request, WorkerSpec
+from router.core.types import Outcome, Phase, Request, Sight, WorkerSpec
 
 
 @dataclass(slots=True)
@@ -110,6 +110,13 @@ class Cluster:
         tracked = self._requests.get(request_id)
         keeper = None if tracked is None else tracked.keeper
         return keeper is not None and keeper.keeps(request_id)
+
+    def sight(self, request_id: str) -> Sight:
+        """Of a request that was dispatched; ENDED too if it is not known any more."""
+        tracked = self._requests.get(request_id)
+        if tracked is None or tracked.worker is None:
+            return Sight.ENDED
+        return tracked.worker.sight(request_id)
 
     def energy_j(self, request_id: str) -> float | None:
         tracked = self._requests.get(request_id)
@@ -251,7 +258,7 @@ class Cluster:
 
     def _begin(self, group: Group, tracked: _Tracked, event: ev.Began) -> None:
         for watcher in self.watchers:
-            watcher.first_byte(tracked.request)
+            watcher.first_byte(tracked.request, event.time_s)
         if event.good and tracked.worker is not None:
             tracked.worker.breaker.succeeded(event.request_id, event.time_s)
             group.progress(tracked.worker, tracked.request, 1)  # its prompt is computed

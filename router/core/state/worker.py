@@ -24,6 +24,7 @@ from router.core.types import (
     Dispatch,
     Request,
     RunningRequest,
+    Sight,
     Snapshot,
     StateSource,
     WorkerSpec,
@@ -287,6 +288,16 @@ class Worker:
             output = max(output, complete * flight.streamed_tokens)
         prompt = flight.told_tokens or flight.request.prompt_tokens
         return prompt, output or flight.streamed_tokens
+
+    def sight(self, request_id: str) -> Sight:
+        flight, feed = self._in_flight[request_id], self.feed
+        if feed is None or feed.running_by_token.get(request_id):
+            return Sight.HERE
+        if flight.finished >= flight.request.slots:
+            return Sight.ENDED
+        if feed.waiting_routed:  # it may be among them
+            return Sight.HERE
+        return Sight.LOST if flight.uncounted < flight.request.slots else Sight.UNSEEN
 
     def refused(self, request_id: str) -> None:
         if request_id in self._in_flight:

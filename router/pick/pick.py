@@ -1,0 +1,252 @@
+"""One request that is decided here and served elsewhere, by a gateway; no transport is in it.
+
+It waits as any other request, is given a worker, and ends once: whoever knows best tells how.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Literal, get_args
+from urllib.parse import urlsplit
+
+from starlette.types import Scope
+
+from router.core.errors import (
+    ConfigError,
+    EvenstepError,
+    RequestTimeoutError,
+    UnreachedError,
+    UpstreamError,
+)
+from router.core.events import Progressed, PromptCounted
+from router.core.targets import Verdict
+from router.core.types import Outcome, Request, WorkerSpec
+from router.proxy.answers import Answer, Header, headers_up
+from router.proxy.attempts import Bound, judge_answer, judge_failure
+from router.proxy.client_request import ClientRequest
+from router.proxy.context import Client, RelayContext
+from router.proxy.request_log import RequestLine
+
+if TYPE_CHECKING:
+    from router.pick.picks import Picks
+
+DESTINATION = b"x-gateway-destination-endpoint"
+_TRACE = (b"traceparent", b"tracestate")
+# Not passed on to engines, unless the router says so.
+_KEYS, _RANK = (b"authorization", b"x-api-key"), b"x-data-parallel-rank"
+# Further endpoints that a gateway may try.
+_FALLBACKS = 2
+# Longest life of a request whose end nobody tells, where no timeout is set.
+_UNHEARD_S = 3600.0
+
+# Who told an end, the best first.
+By = Literal["log", "answer", "snapshot", "stream", "recall", "unheard"]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a gateway tells of an answer; times in seconds before now, None: unknown.
+
+    Attributes:
+        status: of the answer; 0: there was none.
+        address: of the engine that gave it; empty: unknown.
+        client_left: whether the client did not wait for its end.
+        broken: why the engine did not finish it; empty: it did.
+    """
+
+    status: int
+    address: str = ""
+    first_s: float | None = None
+    last_s: float = 0.0
+    client_left: bool = False
+    broken: str = ""
+
+
+@dataclass(slots=True)
+class PickCounts:
+    """``open``: requests given to a gateway that have not ended; ``ends``: by who told them."""
+
+    open: int = 0
+    moved: int = 0
+    ends: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(By), 0))
+
+
+def removed(headers: Iterable[Header], *, keys: bool) -> list[bytes]:
+    """Headers of a client that engines must not see; ``keys``: whether it shows keys to us."""
+    given = {name for name, _ in headers}
+    return [name for name in ((*_KEYS, _RANK) if keys else (_RANK,)) if name not in given]
+
+
+@cache
+def address_of(url: str) -> str:
+    """``ip:port``, as gateways know an engine; ConfigError: the URL has a name, or no port."""
+    try:
+        parts = urlsplit(url)
+        ip, port = ip_address(parts.hostname or ""), parts.port or {"https": 443}.get(parts.scheme)
+    except ValueError:
+        raise ConfigError(
+            f"worker {url}: gateways are told an IP address and a port, as in http://10.0.0.7:8000"
+        ) from None
+    return f"[{ip}]:{port or 80}" if ip.version == 6 else f"{ip}:{port or 80}"
+
+
+class Pick:
+    """A request whose body has been read."""
+
+    def __init__(
+        self,
+        picks: "Picks",
+        scope: Scope,
+        context: RelayContext,
+        request: Request,
+        asked: ClientRequest,
+    ) -> None:
+        self._picks = picks
+        self._context = context
+        self.scope = scope
+        self.request = request
+        self.asked = asked
+        self.worker: WorkerSpec
+        self.pool_s = 0.0
+        self.until_s = 0.0
+        self.absences = 0  # how often in a row its engine's snapshots did not show it
+        # How it ends if nobody else tells, once the gateway tells no more of it.
+        self.forsaken: Outcome | None = None
+        self._first_s: float | None = None
+
+    @property
+    def line(self) -> RequestLine | None:
+        return self.asked.line
+
+    async def serve(self, client: Client) -> None:
+        """Tell an HTTP client where its request is to go."""
+        headers = await self.place()
+        if client.gone:
+            self._picks.end(self, Told(0, client_left=True), "answer")
+        removed = b",".join(self._picks.removed(headers))
+        client.answer(Answer(200, b"", (*headers, (b"x-envoy-auth-headers-to-remove", removed))))
+
+    async def place(self) -> list[Header]:
+        """Headers for the engine, and the gateway, once there is a worker.
+
+        Raises:
+            EvenstepError: there will be none.
+        """
+        context, request = self._context, self.request
+        limit_s = context.settings.deadlines.within(self.asked.timeout_s).request_timeout_s
+        try:
+            with Bound() as waiting:
+                if limit_s is not None:
+                    own = limit_s == self.asked.timeout_s
+                    late = RequestTimeoutError(f"not answered within {limit_s:g} s", own=own)
+                    waiting.within(limit_s, late)
+                self.worker = await context.port.submit(request)
+                context.leading.check()
+        except BaseException as error:
+            left = isinstance(error, asyncio.CancelledError) and not self._picks.closed
+            context.port.end(request, Outcome.ABORTED if left else Outcome.FAILED)
+            if request.targets is not None and isinstance(error, EvenstepError):
+                context.port.judged(request.group, "queue")
+            raise
+        now_s = context.clock()
+        self.pool_s = now_s - request.arrival_s
+        self.until_s = now_s + (_UNHEARD_S if limit_s is None else limit_s)
+        self._picks.keep(self)
+        return self._headers()
+
+    def _headers(self) -> list[Header]:
+        worker, head = self.worker, self.asked.head
+        rank = self._rank_sent(worker)
+        headers = headers_up((), self.request.id, rank, head.client_id)
+        endpoints = [address_of(worker.url), *self._others(rank)]
+        directed = DESTINATION, ",".join(endpoints).encode()
+        traced = [each for each in self.scope["headers"] if each[0] in _TRACE]
+        return [directed, *headers, *traced, *self._context.client.credentials]
+
+    def _rank_sent(self, worker: WorkerSpec) -> int | None:
+        return worker.rank if worker.url in self._context.ranked else None
+
+    def _others(self, rank: int | None) -> list[str]:
+        """Endpoints with room that could serve it as it is sent, the next ones in their order."""
+        found = [address_of(self.worker.url)]
+        workers = list(self._picks.cluster.group_of(self.worker.id).workers.values())
+        at = next(i for i, each in enumerate(workers) if each.spec.id == self.worker.id)
+        for each in (*workers[at + 1 :], *workers[:at]):
+            if len(found) > _FALLBACKS:
+                break
+            fits = each.spec.id not in self.request.lacks and self._rank_sent(each.spec) == rank
+            if fits and each.takes and each.free_slots and address_of(each.spec.url) not in found:
+                found.append(address_of(each.spec.url))
+        return found[1:]
+
+    def begun(self, told: Told) -> None:
+        """Its answer begins."""
+        self._find(told.address)
+        unanswered = not told.status or (told.broken and told.first_s is None)
+        if self._first_s is not None or unanswered:
+            return
+        context, worker_id = self._context, self.worker.id
+        now_s, good = context.clock(), told.status < 400
+        self._first_s = now_s - (told.first_s or 0.0)
+        if not (good or told.broken):
+            attempt = self.request.id
+            judge_answer(context.port, worker_id, attempt, told.status, b"", now_s, suspect=False)
+        context.port.began(self.request, worker_id, self._first_s, good=good)
+
+    def counted(self, tokens: tuple[int, int] | None, streamed: int = 0) -> None:
+        """Its answer told its tokens of prompt and output, or was a stream of so many."""
+        port, request = self._context.port, self.request
+        if tokens is not None and request.slots == 1:
+            port.apply(PromptCounted(request.id, *tokens))
+        else:
+            port.apply(Progressed(request.id, streamed if tokens is None else tokens[1]))
+
+    def end(self, outcome: Outcome) -> None:
+        """End it after ``begun``; called once."""
+        line = self.line
+        self._context.port.end(self.request, outcome)
+        if (targets := self.request.targets) is None or outcome is Outcome.ABORTED:
+            return
+        verdict: Verdict | None = None
+        if outcome is not Outcome.COMPLETED:
+            verdict = "failed"
+        elif self._first_s is not None:
+            tokens = 0 if line is None or line.output_tokens is None else line.output_tokens
+            last_s = self._context.clock() - self._first_s
+            tpot_s = last_s / (tokens - 1) if tokens > 1 else None
+            verdict = targets.verdict(self.pool_s, self._first_s - self.request.arrival_s, tpot_s)
+        if verdict is not None:
+            self._context.port.judged(self.worker.group, verdict)
+            if line is not None:
+                line.verdict = verdict
+
+    def broke(self, why: str) -> None:
+        """Its engine did not finish."""
+        context, worker_id = self._context, self.worker.id
+        error = UpstreamError(why)
+        judge_failure(
+            context.port, context.trouble, worker_id, self.request.id, error, context.clock()
+        )
+
+    def _find(self, address: str) -> None:
+        """Count it at the engine that answered, if the gateway has tried others."""
+        if not address or address == address_of(self.worker.url):
+            return
+        cluster, rank = self._picks.cluster, self._rank_sent(self.worker)
+        for each in cluster.group_of(self.worker.id).workers.values():
+            spec = each.spec
+            if address_of(spec.url) == address and self._rank_sent(spec) == rank:
+                context = self._context
+                unreached = UnreachedError(f"the gateway went on to {address}")
+                judge_failure(
+                    context.port,
+                    context.trouble,
+                    self.worker.id,
+                    self.request.id,
+                    unreached,
+                    context.clock(),
+                )
+                self._picks.move(self, spec)
+                return

@@ -1,0 +1,286 @@
+"""All picks of a router, until their ends; the HTTP form of asking for one.
+
+The HTTP form is what Envoy's ``ext_authz`` asks: the client's request, its path after ``/pick``. An
+answer with 200 says in headers where it is to go; any other is for the client. Ray's proxies ask
+``POST /internal/route``, and get the same as JSON.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import cast
+
+import msgspec
+from starlette.types import Scope
+
+from router.access.door import Door
+from router.core.errors import InvalidRequestError, NoWorkerError
+from router.core.state.cluster import Cluster
+from router.core.types import Outcome, Sight, WorkerSpec
+from router.dispatch.models import Route
+from router.pick.pick import DESTINATION, By, Pick, PickCounts, Told, address_of, removed
+from router.proxy.answers import Answer, Header, header
+from router.proxy.beside_pool import Aside
+from router.proxy.body import model_in
+from router.proxy.context import Client, DecidingContext, Serves, ServingContext
+from router.proxy.endpoints import ENDPOINTS, relay_of
+from router.proxy.request_log import RequestLog
+from router.proxy.splice import KEY, ServesOf
+
+log = logging.getLogger(__name__)
+
+SUBSET = b"x-gateway-destination-endpoint-subset"
+_PREFIX, _ROUTE, _ROUTE_END = "/pick/", "/internal/route", "/internal/route/end"
+# Names of a tenant where there are no keys, as llm-d's gateways send them.
+_FAIRNESS = (b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
+_LONGEST_NAME = 128
+
+_LOOK_S = 0.25
+# Looks in a row at snapshots without a request, after which it is over: where nobody else tells
+# ends; where a gateway's log does; and of a request that was never there.
+_ABSENCES, _ABSENCES_LOGGED, _ABSENCES_UNSEEN = 4, 20, 240
+
+
+class Beside:
+    """A request that needs no slot: it goes to the least busy worker at once."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+
+    async def serve(self, client: Client) -> None:
+        client.answer(Answer(200, b"", tuple(await self.place())))
+
+    async def place(self) -> list[Header]:
+        return [(DESTINATION, self._endpoint.encode())]
+
+
+class Picks:
+    """Requests of gateways, waiting or given to them."""
+
+    def __init__(self, context: DecidingContext, requests: RequestLog) -> None:
+        self._context = context
+        self.requests = requests
+        self._aside = Aside(context)
+        self.logged = False  # whether a gateway has sent its access log
+        self.counts = PickCounts()
+        self._open: dict[str, Pick] = {}
+
+    @property
+    def cluster(self) -> Cluster:
+        return self._context.dispatcher.cluster
+
+    @property
+    def ready(self) -> bool:
+        """Whether gateways are to ask this replica."""
+        return self._context.relay.leading.serves and not self._context.lifecycle.draining
+
+    @property
+    def closed(self) -> bool:
+        return self._context.lifecycle.closed
+
+    @property
+    def door(self) -> Door | None:
+        return self._context.door
+
+    def begin(self, scope: Scope) -> None:
+        """Begin a request that comes by another way than HTTP; its key is checked."""
+        self.requests.begin(scope)
+        scope[KEY] = None
+        if self.closed:
+            raise NoWorkerError("the router is ending; retry")
+        if self.door is not None:
+            scope[KEY] = self.door.enter(scope)
+
+    def leave(self, scope: Scope, status: int) -> None:
+        """End it, unless it was given a worker."""
+        if KEY in scope:
+            self._finish(scope, status)
+
+    def removed(self, headers: Iterable[Header]) -> list[bytes]:
+        return removed(headers, keys=self.door is not None)
+
+    async def of(self, scope: Scope, body: bytes) -> Pick | Beside:
+        """The pick of a request; errors as from ``relay_of``."""
+        if (refusal := self._context.relay.leading.refusal) is not None:
+            raise refusal
+        subset = _listed(header(scope["headers"], SUBSET))
+        barred = partial(self._barred, subset)
+        if scope["path"] not in ENDPOINTS or scope["method"] != "POST":
+            return self._beside(body, subset)
+        if not scope.get("tenant"):
+            named = (header(scope["headers"], name) for name in _FAIRNESS)
+            scope["tenant"] = next(filter(None, named), b"").decode("latin-1")[:_LONGEST_NAME]
+        make = cast(Callable[..., Serves], partial(Pick, self, scope))
+        return cast(Pick, await relay_of(self._context, scope, body, make, barred))
+
+    def _barred(self, subset: frozenset[str] | None, route: Route) -> frozenset[str]:
+        if subset is None:
+            return route.lacks
+        models, able = self._context.models, set[str]()
+        for group in models.groups(route.group):
+            specs = (worker.spec for worker in group.workers.values())
+            able.update(spec.id for spec in specs if address_of(spec.url) in subset)
+        every = {i for group in models.groups(route.group) for i in group.workers}
+        if not (able - route.lacks) & models.askable(route.group):
+            raise NoWorkerError("no endpoint of the subset is up; retry")
+        return route.lacks | (every - able)
+
+    def _beside(self, body: bytes, subset: frozenset[str] | None) -> Beside:
+        models = self._context.models
+        model = models.resolve(model_in(body)) if body.lstrip()[:1] == b"{" else None
+        groups, outside = models.serving(model), frozenset[str]()
+        if subset is not None:
+            workers = [worker for group in groups for worker in group.workers.values()]
+            outside = frozenset(w.spec.id for w in workers if address_of(w.spec.url) not in subset)
+        worker = self._aside.choose(groups, outside, models.lacking(model))
+        return Beside(address_of(worker.spec.url))
+
+    # What was given to a gateway.
+
+    def keep(self, pick: Pick) -> None:
+        self._open[pick.request.id] = pick
+        self.counts.open += 1
+        pick.scope["evenstep.held"] = pick.scope.pop(KEY)
+
+    def known(self, request_id: str) -> Pick | None:
+        """By the id that a gateway sends to engines."""
+        return self._open.get(request_id.partition(".")[0])
+
+    def move(self, pick: Pick, to: WorkerSpec) -> None:
+        self._context.dispatcher.move(pick.request, to.id)
+        pick.worker = to
+        self.counts.moved += 1
+
+    def recalled(self, worker_id: str, _: str, streams: bool) -> None:
+        """Nothing more is to be expected of a worker, as ``Attempts.watchers`` are told."""
+        for pick in list(self._open.values()) if streams else ():
+            if pick.worker.id == worker_id:
+                self.end(pick, Told(0), "recall", Outcome.FAILED)
+
+    def end(self, pick: Pick, told: Told, by: By, outcome: Outcome | None = None) -> None:
+        """End it, if nobody has; without an ``outcome``, by what is told."""
+        if self._open.pop(pick.request.id, None) is None:
+            return
+        self.counts.open -= 1
+        self.counts.ends[by] += 1
+        pick.begun(told)
+        if told.broken:
+            pick.broke(told.broken)
+        if outcome is None:
+            failed = told.broken or told.status >= 500
+            outcome = Outcome.FAILED if failed else Outcome.COMPLETED
+            outcome = Outcome.ABORTED if told.client_left else outcome
+        pick.end(outcome)
+        pick.scope[KEY] = pick.scope["evenstep.held"]
+        self._finish(pick.scope, told.status)
+
+    def _finish(self, scope: Scope, status: int) -> None:
+        key = scope.pop(KEY)
+        if self.door is not None:
+            self.door.leave(key)
+        if status and (line := scope.get("evenstep.line")) is not None:
+            line.status = status
+        self.requests.end(scope)
+
+    async def run(self) -> None:
+        """Look for requests whose end nobody has told."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                self.look(self._context.clock())
+            except Exception:
+                log.exception("requests at gateways could not be looked at")
+
+    def look(self, now_s: float) -> None:
+        for pick in list(self._open.values()):
+            by, outcome, patience = self._seen(pick)
+            pick.absences = 0 if outcome is None else pick.absences + 1
+            if outcome is not None and pick.absences >= patience:
+                self.end(pick, Told(0), by, outcome)
+            elif now_s > pick.until_s:
+                self.end(pick, Told(0), "unheard", Outcome.EXPIRED)
+
+    def _seen(self, pick: Pick) -> tuple[By, Outcome | None, int]:
+        """How it has ended if this is seen so often in a row; None: it may go on."""
+        patience = _ABSENCES_LOGGED if self.logged else _ABSENCES
+        if self.cluster.worker(pick.worker.id).feed is None:
+            return "stream", None if self.logged else pick.forsaken, patience
+        sight, cancelled = self.cluster.sight(pick.request.id), pick.forsaken is Outcome.ABORTED
+        if sight is Sight.HERE:
+            return "snapshot", None, patience
+        if sight is Sight.UNSEEN and not cancelled:
+            patience = _ABSENCES_UNSEEN
+        outcome = Outcome.COMPLETED if sight is Sight.ENDED else Outcome.FAILED
+        return "snapshot", Outcome.ABORTED if cancelled else outcome, patience
+
+    # The HTTP form.
+
+    def others(self, scope: Scope) -> ServesOf | None:
+        """Who reads a request of the clients' port that is for a gateway."""
+        path = scope["path"]
+        if path.startswith(_PREFIX):
+            scope["path"] = path[len(_PREFIX) - 1 :]
+            return self._authorize
+        if scope["method"] == "POST" and path in (_ROUTE, _ROUTE_END):
+            return self._route if path == _ROUTE else self._route_end
+        return None
+
+    async def _authorize(self, _: ServingContext, scope: Scope, body: bytes) -> Serves:
+        pick = await self.of(scope, body)
+        if isinstance(pick, Pick) and pick.asked.body is not body:
+            raise InvalidRequestError(
+                "this gateway cannot rename the model: ask for it by its own name", param="model"
+            )
+        return pick
+
+    async def _route(self, _: ServingContext, scope: Scope, body: bytes) -> Serves:
+        chat = b'"messages"' in body
+        scope["path"] = "/v1/chat/completions" if chat else "/v1/completions"
+        return _AsJson(await self.of(scope, body))
+
+    async def _route_end(self, _: ServingContext, __: Scope, body: bytes) -> Serves:
+        try:
+            ended = msgspec.json.decode(body, type=_RouteEnd)
+        except msgspec.DecodeError as error:
+            raise InvalidRequestError(f"not an end of a request: {error}") from None
+        if (pick := self.known(ended.request_id)) is not None:
+            told = Told(ended.status, client_left=ended.client_left)
+            self.end(pick, told, "answer")
+        return _Done()
+
+
+class _RouteEnd(msgspec.Struct):
+    request_id: str
+    status: int = 200
+    client_left: bool = False
+
+
+class _AsJson:
+    def __init__(self, pick: Pick | Beside) -> None:
+        self._pick = pick
+
+    async def serve(self, client: Client) -> None:
+        headers = await self._pick.place()
+        endpoint = header(headers, DESTINATION).decode().partition(",")[0]
+        host, _, port = endpoint.rpartition(":")
+        rank = header(headers, b"x-data-parallel-rank")
+        told = {
+            "host": host.strip("[]"),
+            "port": int(port),
+            "replica_id": self._pick.worker.id if isinstance(self._pick, Pick) else endpoint,
+            "request_id": header(headers, b"x-request-id").decode(),
+            "data_parallel_rank": int(rank) if rank else None,
+        }
+        json = ((b"content-type", b"application/json"),)
+        client.answer(Answer(200, msgspec.json.encode(told), json))
+
+
+class _Done:
+    async def serve(self, client: Client) -> None:
+        client.answer(Answer(204, b""))
+
+
+def _listed(value: bytes) -> frozenset[str] | None:
+    """Endpoints of a list; None: there is no list."""
+    return frozenset(value.decode("latin-1").replace(",", " ").split()) if value else None

@@ -1,0 +1,261 @@
+"""The real Envoy asks where requests go, by ext_authz and by ext_proc: what holds for both."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+from router.core.types import Outcome
+from tests.support.gateway import gateway, settled
+from tests.support.scripted import scripted, soon, token_events, until
+
+FORMS = pytest.mark.parametrize("ext_proc", [False, True], ids=["ext_authz", "ext_proc"])
+DONE = b"data: [DONE]\n\n"
+pytestmark = FORMS
+
+
+async def test_requests_wait_for_a_slot_and_are_sent_then(tmp_path: Path, ext_proc: bool) -> None:
+    async with (
+        scripted(2) as engines,
+        gateway(tmp_path, engines, ext_proc=ext_proc, slots=1) as gate,
+    ):
+        asked = [gate.router.post() for _ in range(3)]
+        first = [await engine.next() for engine in engines]
+        await until(lambda: gate.router.waiting == 1)
+        assert [each.headers["x-request-id"][:3] for each in first] == ["es-", "es-"]
+        assert first[0].json == {"model": "tiny", "prompt": [1, 2, 3]}
+
+        await first[1].answer(b'{"it": "is"}')
+
+        third = await engines[1].next()
+        assert gate.router.waiting == 0
+        await third.answer(b"{}")
+        await first[0].answer(b"{}")
+        answers = await soon(asyncio.gather(*asked))
+        assert [answer.status_code for answer in answers] == [200, 200, 200]
+        await settled(gate)
+        assert gate.router.outcomes == {Outcome.COMPLETED: 3}
+        assert gate.ends == {"log": 3}
+
+
+async def test_streams_come_through(tmp_path: Path, ext_proc: bool) -> None:
+    async with scripted() as engines, gateway(tmp_path, engines, ext_proc=ext_proc) as gate:
+        asked = gate.router.post(stream=True)
+        exchange = await engines[0].next()
+        events = [*token_events(3), DONE]
+        await exchange.stream(*events)
+
+        assert (await soon(asked)).content == b"".join(events)
+        await settled(gate)
+        assert gate.router.outcomes == {Outcome.COMPLETED: 1}
+        assert sum(gate.router.stats.ttft_s.counts) == 1
+
+
+async def test_a_client_leaves_while_its_request_is_held(tmp_path: Path, ext_proc: bool) -> None:
+    async with (
+        scripted() as engines,
+        gateway(tmp_path, engines, ext_proc=ext_proc, slots=1) as gate,
+    ):
+        holding = gate.router.post()
+        exchange = await engines[0].next()
+        leaving = gate.router.post()
+        await until(lambda: gate.router.waiting == 1)
+
+        leaving.cancel()
+
+        await until(lambda: gate.router.waiting == 0)
+        assert gate.router.outcomes == {Outcome.ABORTED: 1}
+        await exchange.answer(b"{}")
+        assert (await soon(holding)).status_code == 200
+        assert engines[0].idle
+        await settled(gate)
+
+
+async def test_a_client_leaves_in_mid_stream(tmp_path: Path, ext_proc: bool) -> None:
+    async with scripted() as engines, gateway(tmp_path, engines, ext_proc=ext_proc) as gate:
+        asked = gate.router.post(stream=True)
+        exchange = await engines[0].next()
+        await exchange.start_stream()
+        await exchange.chunks(*token_events(1))
+        await until(lambda: gate.router.in_flight == 1)
+
+        asked.cancel()
+
+        await exchange.left()
+        await settled(gate)
+        assert gate.router.outcomes == {Outcome.ABORTED: 1}
+
+
+async def test_a_client_leaves_before_the_first_byte(tmp_path: Path, ext_proc: bool) -> None:
+    async with scripted() as engines, gateway(tmp_path, engines, ext_proc=ext_proc) as gate:
+        asked = gate.router.post()
+        exchange = await engines[0].next()
+
+        asked.cancel()
+
+        await exchange.left()
+        await settled(gate)
+        assert gate.router.outcomes == {Outcome.ABORTED: 1}
+
+
+async def test_refusals_keep_their_status(tmp_path: Path, ext_proc: bool) -> None:
+    async with scripted() as engines, gateway(tmp_path, engines, ext_proc=ext_proc) as gate:
+        wrong = await soon(gate.router.http.post("/v1/completions", content=b"[1"))
+        unknown = await soon(gate.router.post(model="other"))
+        assert wrong.status_code == 400
+        assert "JSON" in wrong.json()["error"]["message"]
+        assert unknown.status_code == 404
+        assert unknown.json()["error"]["type"] == "NotFoundError"
+        assert engines[0].idle
+        await settled(gate)
+
+
+async def test_a_full_pool_is_429_and_says_when_to_retry(tmp_path: Path, ext_proc: bool) -> None:
+    async with (
+        scripted() as engines,
+        gateway(tmp_path, engines, ext_proc=ext_proc, slots=1, pool_size=1) as gate,
+    ):
+        holding = [gate.router.post()]
+        exchange = await engines[0].next()
+        holding.append(gate.router.post())
+        await until(lambda: gate.router.waiting == 1)
+
+        refused = await soon(gate.router.post())
+
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        assert refused.json()["error"]["type"] == "TooManyRequestsError"
+        await exchange.answer(b"{}")
+        await (await engines[0].next()).answer(b"{}")
+        await soon(asyncio.gather(*holding))
+        await settled(gate)
+
+
+async def test_nobody_in_time_is_503(tmp_path: Path, ext_proc: bool) -> None:
+    async with (
+        scripted() as engines,
+        gateway(tmp_path, engines, ext_proc=ext_proc, slots=1) as gate,
+    ):
+        holding = gate.router.post()
+        exchange = await engines[0].next()
+
+        late = await soon(gate.router.post(headers={"x-queue-timeout-s": "0.2"}))
+
+        assert late.status_code == 503
+        assert late.headers["retry-after"] == "1"
+        assert late.json()["error"]["type"] == "ServiceUnavailableError"
+        await exchange.answer(b"{}")
+        await soon(holding)
+        await settled(gate)
+
+
+async def test_the_next_endpoint_serves_what_the_first_refuses(
+    tmp_path: Path, ext_proc: bool
+) -> None:
+    async with (
+        scripted(2) as engines,
+        gateway(tmp_path, engines, ext_proc=ext_proc, slots=2) as gate,
+    ):
+        asked = gate.router.post()
+        await (await engines[0].next()).answer(b"{}", status=503)
+
+        exchange = await engines[1].next()
+        await exchange.answer(b'{"from": "b"}')
+
+        assert (await soon(asked)).json() == {"from": "b"}
+        await settled(gate)
+        assert gate.picks.counts.moved == 1
+        assert gate.router.outcomes == {Outcome.COMPLETED: 1}
+
+
+async def test_the_next_endpoint_serves_where_the_first_is_gone(
+    tmp_path: Path, ext_proc: bool
+) -> None:
+    async with scripted(2) as engines, gateway(tmp_path, engines, ext_proc=ext_proc) as gate:
+        await engines[0].stop()
+        asked = gate.router.post()
+        await (await engines[1].next()).answer(b'{"from": "b"}')
+
+        assert (await soon(asked)).json() == {"from": "b"}
+        await settled(gate)
+        assert gate.router.troubles == ["a"]
+
+
+async def test_an_engine_that_breaks_off_is_at_fault(tmp_path: Path, ext_proc: bool) -> None:
+    async with scripted() as engines, gateway(tmp_path, engines, ext_proc=ext_proc) as gate:
+        asked = gate.router.post(stream=True)
+        exchange = await engines[0].next()
+        await exchange.start_stream()
+        await exchange.chunks(*token_events(1))
+        await until(lambda: gate.router.in_flight == 1)
+        exchange.reset()
+
+        with pytest.raises(httpx.RemoteProtocolError):
+            await soon(asked)
+        await until(lambda: not gate.picks.counts.open)
+        assert gate.router.outcomes == {Outcome.FAILED: 1}
+        assert gate.router.troubles == ["a"]
+
+
+async def test_a_client_cannot_choose_its_worker(tmp_path: Path, ext_proc: bool) -> None:
+    async with scripted(2) as engines, gateway(tmp_path, engines, ext_proc=ext_proc) as gate:
+        forged = {
+            "x-gateway-destination-endpoint": engines[1].url.removeprefix("http://"),
+            "x-request-id": "mine",
+            "x-data-parallel-rank": "7",
+        }
+        asked = gate.router.post(headers=forged)
+        exchange = await engines[0].next()
+
+        assert exchange.headers["x-request-id"].endswith(".mine")
+        assert "x-data-parallel-rank" not in exchange.headers
+        await exchange.answer(b"{}")
+        assert (await soon(asked)).status_code == 200
+        await settled(gate)
+
+
+async def test_ranks_behind_one_url_are_named(tmp_path: Path, ext_proc: bool) -> None:
+    async with scripted() as engines:
+        both = [engines[0], engines[0]]
+        async with gateway(tmp_path, both, ext_proc=ext_proc, slots=1) as gate:
+            asked = [gate.router.post(), gate.router.post()]
+            exchanges = [await engines[0].next(), await engines[0].next()]
+
+            assert {each.headers["x-data-parallel-rank"] for each in exchanges} == {"0", "1"}
+            for exchange in exchanges:
+                await exchange.answer(b"{}")
+            await soon(asyncio.gather(*asked))
+            await settled(gate)
+
+
+async def test_a_large_body_comes_through_whole(tmp_path: Path, ext_proc: bool) -> None:
+    async with scripted() as engines, gateway(tmp_path, engines, ext_proc=ext_proc) as gate:
+        prompt = "word " * 200_000
+        asked = gate.router.post(prompt=prompt)
+        exchange = await engines[0].next()
+
+        assert exchange.json["prompt"] == prompt
+        await exchange.answer(b"{}")
+        assert (await soon(asked)).status_code == 200
+        await settled(gate)
+
+
+async def test_others_go_to_any_worker_at_once(tmp_path: Path, ext_proc: bool) -> None:
+    async with (
+        scripted() as engines,
+        gateway(tmp_path, engines, ext_proc=ext_proc, slots=1) as gate,
+    ):
+        holding = gate.router.post()
+        exchange = await engines[0].next()
+        listing = asyncio.create_task(gate.router.http.get("/v1/models"))
+        embedding = asyncio.create_task(
+            gate.router.http.post("/v1/embeddings", json={"model": "tiny", "input": "a"})
+        )
+        for _ in range(2):
+            await (await engines[0].next()).answer(b'{"aside": 1}')
+        assert (await soon(listing)).json() == {"aside": 1}
+        assert (await soon(embedding)).json() == {"aside": 1}
+        await exchange.answer(b"{}")
+        await soon(holding)
+        await settled(gate)
