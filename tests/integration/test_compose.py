@@ -7,11 +7,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from tests.support.prometheus import program
 from tests.support.server import Server, free_port, running, wait_until
@@ -95,6 +97,28 @@ def test_images_copy_what_is_there() -> None:
     ]
     assert {build["target"] for build in asked} == targets - {"build"}
     assert all((FOLDER / build["context"] / build["dockerfile"]).is_file() for build in asked)
+
+
+def test_the_routers_image_is_made_of_pinned_parts_and_lists_them() -> None:
+    text = (FOLDER / "Dockerfile").read_text()
+    build = text[text.index(" AS build") : text.index(" AS router")]
+    lock = (FOLDER / "requirements.txt").read_text()
+    pinned = dict(re.findall(r"^([\w-]+)==(\S+)(?= )", lock, re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = set(re.findall(r"--extra (\w+)", (FOLDER / "README.md").read_text()))
+    lines = [*project["dependencies"]]
+    for extra in extras:
+        lines += project["optional-dependencies"][extra]
+    wanted = list(map(Requirement, lines))
+
+    assert re.search(r"^ARG PYTHON=python:[\w.-]+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
+    assert text.count("FROM ${PYTHON} AS ") == 2
+    assert "install --require-hashes --requirement /src/requirements.txt" in build
+    assert "install --no-deps /wheels/evenstep-*.whl" in build
+    assert "--output-file /opt/evenstep/sbom.cdx.json /opt/evenstep/bin/python" in build
+    assert lock.count("==") == len(pinned) == len(re.findall(r"== ?\S+ \\\n +--hash=sha256:", lock))
+    assert extras >= {"fast", "gateway", "tokenizer", "tracing"}
+    assert [str(each) for each in wanted if pinned[each.name] not in each.specifier] == []
 
 
 def test_the_router_is_not_root_and_its_health_check_tells_how_it_does(tmp_path: Path) -> None:
