@@ -1,0 +1,30 @@
+"""Of three replicas under load those that decide end or are killed."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.replica_run import replicas_under_load
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("lock", "lease_s", "kills"),
+    [
+        pytest.param("file", 0.0, 3, id="file", marks=pytest.mark.slow),
+        pytest.param("lease", 5.0, 3, id="lease"),
+    ],
+)
+async def test_another_takes_over_in_time_and_books_no_slot_twice(
+    tmp_path: Path, lock: str, lease_s: float, kills: int
+) -> None:
+    async with replicas_under_load(tmp_path, lock) as run:
+        for _ in range(kills):
+            await run.round()
+    told = f"{run.takeovers_s} s, {run.even_steps} steps, {run.broken}, {run.answered}"
+    print(told)  # noqa: T201 - the figures are wanted
+    assert max(run.takeovers_s) <= lease_s + 1.0, told
+    assert run.engines.booked_twice == 0
+    assert run.broken["others"] == run.answered["cut short"] == 0
+    assert run.broken["killed"] > 0
+    assert max(run.even_steps) <= 50, run.even_steps
