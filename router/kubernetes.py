@@ -73,8 +73,15 @@ class Kubernetes:
     async def follow(self, path: str, **query: object) -> AsyncIterator[Sequence[Object]]:
         """All objects of a collection, at first and after each change, for ever.
 
-        While the API is gone, nothing changes.
+        While the API is gone, nothing changes. It closes the client in the end.
         """
+        try:
+            async for objects in self._follow(path, query):
+                yield objects
+        finally:
+            await self.aclose()
+
+    async def _follow(self, path: str, query: dict[str, object]) -> AsyncIterator[Sequence[Object]]:
         objects: dict[str, Object] = {}
         version, delay_s = "", _FIRST_DELAY_S
         while True:

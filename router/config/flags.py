@@ -78,6 +78,6 @@ def read_settings(context: typer.Context, config: Path | None) -> ServeSettings:
 
 def usable(settings: ServeSettings) -> ServeSettings:
     """The settings if a router can start with them; else ConfigError."""
-    if not settings.workers:
+    if not settings.workers and not settings.discover:
         raise ConfigError("no workers: give at least one, as in --worker http://127.0.0.1:8001")
     return settings

@@ -1,12 +1,13 @@
 from pydantic import ValidationInfo, field_validator
 
-from router.config.setting import SettingGroup, checked, setting
+from router.config.discover_notation import Discover, parse_discover
+from router.config.setting import SettingGroup, Words, checked, setting
 from router.replicas.leading import Lock
 from router.replicas.locks import lock_of
 
 
 class ReplicaSettings(SettingGroup):
-    """Replicas: several routers, of which one decides."""
+    """Cluster: replicas, of which one decides, and where workers are found."""
 
     kubernetes_api: str | None = setting(
         None,
@@ -28,6 +29,27 @@ class ReplicaSettings(SettingGroup):
         "decides alone.",
         metavar="file:PATH|lease:NAMESPACE/NAME",
     )
+
+    discover: Words = setting(
+        (),
+        "Where workers are found, besides those of --worker; may be repeated: "
+        "endpointslices:NAMESPACE/SERVICE, lws:NAMESPACE/NAME (a LeaderWorkerSet), file:PATH "
+        "(TOML or JSON) or dns:HOST:PORT, then any of ,port=N ,ranks=N ,shared_ranks=N and what "
+        "--worker takes.",
+        metavar="SOURCE",
+    )
+
+    @property
+    def sources(self) -> list[Discover]:
+        """Where workers are found."""
+        return [parse_discover(text) for text in self.discover]
+
+    @field_validator("discover")
+    @classmethod
+    def _usable_sources(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            checked(parse_discover, text)
+        return value
 
     @property
     def lock(self) -> Lock | None:

@@ -32,6 +32,9 @@ from router.core.queue.fair_share import Weight, equal
 from router.core.request_limits import RequestLimits
 from router.core.state.breaker import BreakerSettings
 from router.core.state.cluster import Cluster
+from router.core.types import WorkerSpec
+from router.discovery.found import Found
+from router.discovery.sources import source_of
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.group_queue import DispatchSettings
 from router.dispatch.membership import Fleet
@@ -48,6 +51,7 @@ from router.http import uvicorn_api
 from router.http.listening import server_config
 from router.http.port import DataPlane, EndingSettings, Lifecycle
 from router.http.refusal import HttpCounts
+from router.kubernetes import Kubernetes
 from router.logs import start_logging
 from router.metrics.other import HTTP_ROWS, PICK_ROWS, PROCESS_ROWS, REPLICA_ROWS
 from router.metrics.render import Metrics
@@ -135,6 +139,8 @@ class Router:
         for folder in settings.tokenizers.values():  # before the first request needs it
             tokenizer_of(folder)
         self._connect(settings)
+        api = partial(Kubernetes, settings.kubernetes_api)
+        self.found = Found([source_of(each, api) for each in settings.sources], self._find)
         self.leading.know(self.dispatcher, self.snapshots.ask)
         # What clients and operators see, and what may change while all this runs.
         collector = settings.otlp_traces_endpoint
@@ -148,7 +154,7 @@ class Router:
         parts = [
             *([] if tls is None else [certificate(tls)]),
             self.access.part,
-            Part(self._take, lambda settings: self.fleet.check(settings.workers)),
+            Part(self._take, lambda settings: self.fleet.check(self._workers(settings))),
             balancing(settings, self.dispatcher),
         ]
         self.reload = Reload(settings, read, parts, deciding)
@@ -222,8 +228,15 @@ class Router:
         followers = self.urls, self.agents, self.gauges, self.models, self.health, *streams
         self.fleet = Fleet(cluster, dispatcher, followers, self.attempts.break_off, specs)
 
+    def _workers(self, settings: ServeSettings) -> list[WorkerSpec]:
+        return [*settings.workers, *self.found.workers]
+
+    def _find(self) -> None:
+        settings = self.reload.settings
+        self.fleet.change(self._workers(settings), settings.lockstep)
+
     def _take(self, settings: ServeSettings) -> None:
-        self.fleet.change(settings.workers, settings.lockstep)
+        self.fleet.change(self._workers(settings), settings.lockstep)
         self.health.settings = settings.of(HealthSettings)
         self.gauges.settings = settings.of(GaugeSettings)
         self.relay.settings = settings.of(RelaySettings)
@@ -315,6 +328,7 @@ class Router:
             self.fleet,
             self.dispatcher,
             self.leading,
+            self.found,
             *self._files,
             *self._gateways(),
         )

@@ -5,6 +5,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -23,13 +24,15 @@ class KubeApi:
         slow_s: added to each answer.
         cut: whether no answer comes any more, and open watches are silent.
         open_watches: number of them.
+        refuse: whether it answers 500; ``refused``: how often it has.
         lists: how often a whole collection was read.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Object]] = {}
         self.slow_s = 0.0
-        self.lists = 0
+        self.lists = self.refused = 0
+        self.refuse = False
         self.open_watches = 0
         self._version = 1
         self._oldest = 0
@@ -78,6 +81,9 @@ class KubeApi:
     async def _serve(self, request: Request) -> Response:
         await asyncio.sleep(self.slow_s)
         await self._whole.wait()
+        if self.refuse:
+            self.refused += 1
+            return _status(500, "not now")
         path = "/" + request.path_params["path"]
         collection, _, name = path.rpartition("/")
         query = request.query_params
@@ -108,6 +114,10 @@ class KubeApi:
             return _status(409, "the object has been modified")
         return JSONResponse(await self.put(collection, name, body))
 
+    def _news(self, path: str, since: int, closing: int) -> bool:
+        later = (each[0] > since and each[2] == path for each in self._events)
+        return closing != self._closing or any(later)
+
     async def _watch(self, path: str, since: int, query: Any) -> AsyncIterator[str]:
         closing = self._closing
         self.open_watches += 1
@@ -123,11 +133,7 @@ class KubeApi:
                     yield json.dumps({"type": "ERROR", "object": gone}) + "\n"
                     return
                 async with self._changed:
-                    if self._version <= since or not self._events:
-                        await self._changed.wait()
-                    since = max(since, 0)
-                    if all(e[0] <= since or e[2] != path for e in self._events):
-                        since = self._version if closing == self._closing else since
+                    await self._changed.wait_for(partial(self._news, path, since, closing))
         finally:
             self.open_watches -= 1
 

@@ -24,7 +24,8 @@ class Managed(Rig):
 
     def __init__(self, slots: dict[str, int], **settings: Any) -> None:
         super().__init__(slots, **settings)
-        specs = [worker.spec for worker in self.group.workers.values()]
+        groups = self.cluster.groups.values()
+        specs = [worker.spec for group in groups for worker in group.workers.values()]
         self.broken: list[str] = []
         self.urls = Shared(specs)
         self.fleet = Fleet(

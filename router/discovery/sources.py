@@ -1,0 +1,165 @@
+"""Sources of workers: each tells its full set at first, and after each change."""
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from router.config.discover_notation import Discover
+from router.config.toml_file import read_toml
+from router.config.worker_notation import parse_workers
+from router.core.errors import ConfigError, EvenstepError
+from router.core.types import WorkerSpec
+from router.kubernetes import Kubernetes, Object
+
+log = logging.getLogger(__name__)
+
+# Resolvers tell no time to live.
+_DNS_INTERVAL_S = 5.0
+_LWS = "leaderworkerset.sigs.k8s.io"
+_DEFAULT_PORT = 8000
+
+Set = Sequence[WorkerSpec]
+
+
+class Source(Protocol):
+    """What cannot be read changes nothing, and is logged."""
+
+    def sets(self) -> AsyncIterator[Set]: ...
+
+
+class EndpointSlices:
+    """The endpoints of a Service but those that terminate; each port is a rank."""
+
+    def __init__(self, given: Discover, api: Kubernetes) -> None:
+        self._given, self._api = given, api
+
+    async def sets(self) -> AsyncIterator[Set]:
+        namespace, service = self._given.where
+        path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+        selector = f"kubernetes.io/service-name={service}"
+        async for slices in self._api.follow(path, labelSelector=selector):
+            yield _all(
+                lambda place: self._given.workers(*place),
+                {
+                    (each["addresses"][0], tuple(port["port"] for port in one.get("ports") or ()))
+                    for one in slices
+                    for each in one.get("endpoints") or ()
+                    if not (each.get("conditions") or {}).get("terminating")
+                },
+            )
+
+
+class LeaderWorkerSet:
+    """The pods of a LeaderWorkerSet: each of its groups is one, and its workers have its ranks."""
+
+    def __init__(self, given: Discover, api: Kubernetes) -> None:
+        self._given, self._api = given, api
+
+    async def sets(self) -> AsyncIterator[Set]:
+        namespace, name = self._given.where
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        async for pods in self._api.follow(path, labelSelector=f"{_LWS}/name={name}"):
+            yield _all(self._workers, filter(_serves, pods))
+
+    def _workers(self, pod: Object) -> Set:
+        labels = pod["metadata"]["labels"]
+        group = f"{self._given.where[1]}-{labels[f'{_LWS}/group-index']}"
+        place = int(labels[f"{_LWS}/worker-index"])
+        ip = pod["status"]["podIP"]
+        return self._given.workers(ip, [_DEFAULT_PORT], first_rank=place, group=group)
+
+
+class WatchedFile:
+    """A TOML or JSON file with ``[[workers]]``, read again when it or its folder changes."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from watchfiles import awatch
+        except ImportError:
+            raise ConfigError(
+                "--discover file: needs watchfiles: pip install 'evenstep[discovery]'"
+            ) from None
+        self._path = path
+        self._awatch = awatch
+
+    async def sets(self) -> AsyncIterator[Set]:
+        # A file that is replaced is another one, so its folder is watched.
+        watch = self._awatch(self._path.parent, watch_filter=None, debounce=50, recursive=False)
+        last: Set | None = None
+        while True:
+            change = asyncio.ensure_future(anext(watch))
+            await asyncio.sleep(0)  # it is watched from now on
+            try:
+                found = self._read()
+            except (OSError, ValueError, EvenstepError) as error:
+                log.error("%s: %s; its workers stay", self._path, error)  # noqa: TRY400
+            else:
+                if found != last:
+                    last = found
+                    yield found
+            await change
+
+    def _read(self) -> Set:
+        text: Any
+        if self._path.suffix == ".toml":
+            text = read_toml(self._path)
+        else:
+            text = json.loads(self._path.read_text(encoding="utf-8"))
+        if not isinstance(text, dict) or not isinstance(text.get("workers"), list):
+            raise ConfigError("there should be a list of workers")
+        return parse_workers(text["workers"])
+
+
+class Dns:
+    """All addresses of a name, looked up every five seconds."""
+
+    def __init__(self, given: Discover, interval_s: float = _DNS_INTERVAL_S) -> None:
+        self._given, self._interval_s = given, interval_s
+
+    async def sets(self) -> AsyncIterator[Set]:
+        host, port = self._given.where
+        loop, last = asyncio.get_running_loop(), None
+        while True:
+            try:
+                answers = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+            except OSError as error:
+                log.warning("%s: %s; its workers stay", host, error)
+            else:
+                found = sorted({str(answer[4][0]) for answer in answers})
+                if found != last:
+                    last = found
+                    yield _all(lambda ip: self._given.workers(ip, [int(port)]), found)
+            await asyncio.sleep(self._interval_s)
+
+
+def source_of(given: Discover, api: Callable[[], Kubernetes]) -> Source:
+    """ConfigError: a library or a cluster is missing."""
+    match given.kind:
+        case "endpointslices":
+            return EndpointSlices(given, api())
+        case "lws":
+            return LeaderWorkerSet(given, api())
+        case "file":
+            return WatchedFile(Path(given.where[0]))
+        case _:
+            return Dns(given)
+
+
+def _serves(pod: Object) -> bool:
+    status = pod.get("status") or {}
+    ended = status.get("phase") in ("Succeeded", "Failed")
+    return bool(status.get("podIP")) and not ended and "deletionTimestamp" not in pod["metadata"]
+
+
+def _all(workers: Callable[[Any], Set], places: Iterable[Any]) -> Set:
+    found: dict[str, WorkerSpec] = {}
+    for place in places:
+        try:
+            found |= {spec.id: spec for spec in workers(place)}
+        except (ConfigError, KeyError, ValueError) as error:
+            log.error("what was found cannot be a worker: %s", error)  # noqa: TRY400
+    return list(found.values())
