@@ -151,7 +151,7 @@ class LimitSettings(SettingGroup):
     )
     write_timeout_s: float = setting(
         _DEFAULTS.write_timeout_s,
-        "Longest wait for a client that does not read its answer.",
+        "Longest wait for a client that reads nothing of its answer.",
         unit="s",
         between=(MOMENT_S, DAY_S),
     )

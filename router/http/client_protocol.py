@@ -118,7 +118,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._taken: Taken | None = None  # the running request, if the hot path serves it
         self._max_headers = limits.max_headers
         self._reading = Deadline(self.loop, self._read_expired)
-        self._writing = Deadline(self.loop, self._cut)
+        self._writing = Deadline(self.loop, self._write_expired)
+        self._unsent = 0  # bytes that the client had not taken when that was last looked at
         self._stage = _BETWEEN
         self._entered = False  # whether these bytes began the stage
         self._raw: bytes | bytearray = b""  # whole reads since the head began
@@ -189,7 +190,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().shutdown()
 
     def pause_writing(self) -> None:
-        self._writing.set(self._limits.write_timeout_s)
+        self._await_reader(self._writing)
         super().pause_writing()
         if self._taken is not None:
             self._taken.pause()
@@ -308,7 +309,7 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self.server_state.total_requests += 1
         if self.transport.is_closing():
-            self._reading.set(self._limits.write_timeout_s)
+            self._await_reader(self._reading)
         elif self._refusal is not None:
             self._answer(self._refusal)
         else:
@@ -351,8 +352,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._close()
 
     def _close(self) -> None:
-        unsent = self.transport.get_write_buffer_size() > 0
-        self._reading.set(self._limits.write_timeout_s if unsent else _LINGER_S)
+        if self.transport.get_write_buffer_size() > 0:
+            self._await_reader(self._reading)
+        else:
+            self._reading.set(_LINGER_S)
         if self._refusal is not None and self.transport.can_write_eof():
             self.transport.write_eof()
         else:
@@ -361,9 +364,23 @@ class LimitedProtocol(HttpToolsProtocol):
     def _cut(self) -> None:
         self.transport.abort()
 
+    def _await_reader(self, deadline: Deadline) -> None:
+        self._unsent = self.transport.get_write_buffer_size()
+        deadline.set(self._limits.write_timeout_s)
+
+    def _write_expired(self) -> None:
+        self._cut_idle(self._writing)
+
+    def _cut_idle(self, deadline: Deadline) -> None:
+        """A client that reads slowly, but does, is waited for."""
+        if self.transport.get_write_buffer_size() < self._unsent:
+            self._await_reader(deadline)
+        else:
+            self._cut()
+
     def _read_expired(self) -> None:
         if self._refusal is not None or self.transport.is_closing():
-            self._cut()
+            self._cut_idle(self._reading)
         elif self._stage == _BETWEEN:
             self._close()
         else:
