@@ -2,10 +2,8 @@
 
 import re
 import tarfile
-import tomllib
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -14,13 +12,13 @@ from router.cli import COMMANDS
 from router.config.serve_settings import SETTINGS
 from tests.support.helm import (
     CHART,
-    COMING,
     EXAMPLES,
     KUBERNETES,
     NAMESPACE,
     RELEASE,
     Document,
     complaints,
+    config_of,
     helm,
     of_kind,
     only,
@@ -34,12 +32,6 @@ ROOT = CHART.parents[2]
 LISTED: Document = {"workers": {"list": ["http://a:8000"]}}
 SELECTED: Document = {"workers": {"selector": {"app": "vllm"}}}
 example = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-
-
-def config_of(documents: list[Document]) -> dict[str, Any]:
-    """The settings that a release gives the router."""
-    name = only(documents, "Deployment")["metadata"]["name"]
-    return tomllib.loads(only(documents, "ConfigMap", name)["data"]["evenstep.toml"])
 
 
 def pod_of(documents: list[Document]) -> Document:
@@ -91,7 +83,17 @@ def test_every_option_that_is_written_is_one_of_the_command(path: Path) -> None:
 
     assert command in COMMANDS
     assert options == ["--config", "/etc/evenstep/evenstep.toml"]
-    assert config_of(documents).keys() - SETTINGS.keys() - COMING == set()
+    assert config_of(documents).keys() - SETTINGS.keys() == set()
+
+
+@pytest.mark.parametrize("guide", ["docs/kubernetes.md", "deploy/kubernetes/README.md"])
+def test_the_guides_install_what_can_be_installed(guide: str) -> None:
+    line = r"^helm install \S+ (\S+) -f (\S+)(?: --set (\S+))?$"
+    (found,) = re.findall(line, (ROOT / guide).read_text(), re.MULTILINE)
+    chart, values, more = found
+
+    assert ROOT / chart == CHART
+    assert rendered(values_of(ROOT / values) | helm().parse_set_string(more))
 
 
 def test_the_chart_and_the_package_have_one_version() -> None:
@@ -154,11 +156,11 @@ RIGHTS = {
     "list, one": (LISTED, set()),
     "selector, one": (
         SELECTED,
-        {("discovery.k8s.io", "endpointslices", None, "get list watch")},
+        {("discovery.k8s.io", "endpointslices", None, "list watch")},
     ),
     "LeaderWorkerSet, one": (
         {"workers": {"leaderWorkerSet": "vllm"}},
-        {("", "pods", None, "get list watch")},
+        {("", "pods", None, "list watch")},
     ),
     "list, two": (
         {**LISTED, "replicas": 2},
@@ -208,7 +210,7 @@ def test_engines_elsewhere_are_found_there_and_the_lease_stays_here() -> None:
     assert places == {"demo-evenstep-engines": "models", "demo-evenstep-lease": NAMESPACE}
     service = only(documents, "Service", "demo-evenstep-engines")
     assert service["metadata"]["namespace"] == "models"
-    assert config["discover"] == ["endpointslices:models/demo-evenstep-engines"]
+    assert config["discover"] == ["endpointslices:models/demo-evenstep-engines,port=8000,ranks=1"]
     assert config["replica_lock"] == f"lease:{NAMESPACE}/demo-evenstep"
 
 
@@ -314,7 +316,7 @@ REFUSED: dict[str, tuple[Document, str]] = {
         "write options after each URL",
     ),
     "pool without picker": (SELECTED | POOL | {"mode": "serve"}, "set mode to pick"),
-    "pool of a list": (LISTED | POOL, "an InferencePool selects pods by labels"),
+    "pool of a list": (LISTED | POOL, "an InferencePool selects pods: give"),
     "pool elsewhere": (
         POOL | {"workers": {"selector": {"app": "v"}, "namespace": "models"}},
         "an InferencePool and its pods are in one namespace",
@@ -322,6 +324,10 @@ REFUSED: dict[str, tuple[Document, str]] = {
     "nine ports": (
         POOL | {"workers": {"selector": {"app": "v"}, "ports": list(range(8000, 8009))}},
         "at most 8 ports",
+    ),
+    "ports apart": (
+        {"workers": {"selector": {"app": "v"}, "ports": [8000, 8002]}},
+        "workers.ports: the ports of a pod's ranks follow one another",
     ),
     "a setting of the chart": (
         LISTED | {"settings": {"grace_s": 3}},
@@ -337,7 +343,7 @@ REFUSED: dict[str, tuple[Document, str]] = {
     ),
     "confined from what": (
         LISTED | {"networkPolicy": {"enabled": True}},
-        "networkPolicy.engines: these engines are not named by labels",
+        "networkPolicy.engines: nobody knows the labels of listed engines",
     ),
     "scaling what": (SELECTED | {"keda": KEDA | {"target": {"name": ""}}}, "keda.target.name"),
     "scaling by what": (SELECTED | {"keda": KEDA | {"prometheus": ""}}, "keda.prometheus: the URL"),

@@ -7,11 +7,21 @@ from pathlib import Path
 
 import pytest
 import yaml
+from router.config.discover_notation import parse_discover
 
-from engine_patches.plugin.settings import read_settings
+from engine_patches.plugin.settings import Settings, read_settings
 from router.engines.curve_keys import write_key_pair
 from tests.support.engine import Installation
-from tests.support.helm import CHART, KUBERNETES, Document, complaints, only, values_of
+from tests.support.helm import (
+    CHART,
+    KUBERNETES,
+    Document,
+    complaints,
+    config_of,
+    only,
+    rendered,
+    values_of,
+)
 
 FOLDER = CHART.parents[1] / "kubernetes"
 DOCUMENTS: list[Document] = list(yaml.safe_load_all((FOLDER / "wide-ep.yaml").read_text()))
@@ -93,12 +103,38 @@ def test_pods_of_a_group_divide_its_ranks() -> None:
     assert {part["--data-parallel-address"] for part in parts} == {"vllm-0.vllm"}
 
 
+def plug_in(worker: int, folder: Path, router_key: str) -> Settings:
+    told = options(command(worker, router_key))["--additional-config"]
+    return read_settings(
+        yaml.safe_load(told.replace("/etc/evenstep/key_secret", str(folder / "engine")))
+    )
+
+
+def test_the_router_finds_each_rank_where_it_is(tmp_path: Path) -> None:
+    """Its port, its number in the group, and where the plug-in tells its state."""
+    router, engine = (write_key_pair(tmp_path / name) for name in ("router", "engine"))
+    (text,) = config_of(rendered(VALUES))["discover"]
+    given = parse_discover(re.sub(r"server_key=[^,]+", f"server_key={engine}", text))
+
+    assert given.kind == "lws"
+    for worker in range(GROUP["size"]):
+        parts = options(command(worker))
+        first, port = (int(parts[name]) for name in ("--data-parallel-start-rank", "--port"))
+        settings = plug_in(worker, tmp_path, router)
+        found = given.workers("10.0.0.7", [], first_rank=worker)
+        assert [(each.url, each.rank, each.snapshots) for each in found] == [
+            (
+                f"http://10.0.0.7:{port + place}",
+                first + place,
+                settings.endpoint(first + place).replace("0.0.0.0", "10.0.0.7"),
+            )
+            for place in range(int(parts["--data-parallel-size-local"]))
+        ]
+
+
 def test_the_plug_in_accepts_its_settings(tmp_path: Path) -> None:
     router, engine = (write_key_pair(tmp_path / name) for name in ("router", "engine"))
-    told = options(command(1, router))["--additional-config"]
-    settings = read_settings(
-        yaml.safe_load(told.replace("/etc/evenstep/key_secret", str(tmp_path / "engine")))
-    )
+    settings = plug_in(1, tmp_path, router)
 
     assert engine != router
     assert settings.allowed_keys == (router,)

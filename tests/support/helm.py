@@ -2,6 +2,7 @@
 
 import functools
 import os
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,6 @@ RELEASE, NAMESPACE = "demo", "serving"
 
 # Of each of them the newest patch counts.
 KUBERNETES = tuple(f"1.{minor}" for minor in range(30, 38))
-
-# Settings that the chart writes and the router does not have yet.
-COMING = frozenset({"discover", "replica_lock"})
 
 Document = dict[str, Any]
 
@@ -80,6 +78,12 @@ def of_kind(documents: Sequence[Document], kind: str, name: str | None = None) -
 def only(documents: Sequence[Document], kind: str, name: str | None = None) -> Document:
     (found,) = of_kind(documents, kind, name)
     return found
+
+
+def config_of(documents: list[Document]) -> dict[str, Any]:
+    """The settings that a release gives the router."""
+    name = only(documents, "Deployment")["metadata"]["name"]
+    return tomllib.loads(only(documents, "ConfigMap", name)["data"]["evenstep.toml"])
 
 
 def complaints(document: Document, version: str) -> Iterator[str]:

@@ -13,10 +13,13 @@
 {{- if and $v.workers.list $v.workers.options -}}
 {{- fail "workers.options is for engines that are found: in workers.list write options after each URL" -}}
 {{- end -}}
+{{- range $place, $port := $v.workers.ports -}}
+{{- if ne (int $port) (add $place (first $v.workers.ports)) }}{{ fail "workers.ports: the ports of a pod's ranks follow one another, as 8000, 8001, 8002" }}{{ end -}}
+{{- end -}}
 {{- with $v.inferencePool -}}
 {{- if .enabled -}}
 {{- if ne $v.mode "pick" }}{{ fail "an InferencePool asks an endpoint picker: set mode to pick" }}{{ end -}}
-{{- if not $v.workers.selector }}{{ fail "an InferencePool selects pods by labels: give workers.selector" }}{{ end -}}
+{{- if $v.workers.list }}{{ fail "an InferencePool selects pods: give workers.selector or workers.leaderWorkerSet" }}{{ end -}}
 {{- if gt (len $v.workers.ports) 8 }}{{ fail "an InferencePool has at most 8 ports a pod (workers.ports): use fewer ranks a pod, or a Gateway of your own" }}{{ end -}}
 {{- if and $v.workers.namespace (ne $v.workers.namespace $.Release.Namespace) }}{{ fail "an InferencePool and its pods are in one namespace: leave workers.namespace out, or install the chart there" }}{{ end -}}
 {{- end -}}
@@ -29,8 +32,8 @@
 {{- range $name := list "api_key_file" "worker_api_key_file" "secret_key_file" "admin_key_file" "tls_cert" "tls_key" -}}
 {{- if hasKey $v.settings $name }}{{ fail (printf "settings.%s: keys and certificates come from Secrets (values keys and tls)" $name) }}{{ end -}}
 {{- end -}}
-{{- if and $v.networkPolicy.enabled (not $v.networkPolicy.engines) (not $v.workers.selector) -}}
-{{- fail "networkPolicy.engines: these engines are not named by labels of pods, so say as whom the router may reach them" -}}
+{{- if and $v.networkPolicy.enabled (not $v.networkPolicy.engines) $v.workers.list -}}
+{{- fail "networkPolicy.engines: nobody knows the labels of listed engines, so say as whom the router may reach them" -}}
 {{- end -}}
 {{- with $v.keda -}}
 {{- if .enabled -}}

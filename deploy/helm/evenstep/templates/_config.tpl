@@ -14,12 +14,13 @@ grpc_port = 9002
 {{- with $v.workers.list }}
 workers = {{ toJson . }}
 {{- end }}
-{{- $options := ternary (print "," $v.workers.options) "" (ne $v.workers.options "") }}
+{{- $found := printf ",port=%d,ranks=%d" (int (first $v.workers.ports)) (len $v.workers.ports) }}
+{{- with $v.workers.options }}{{ $found = print $found "," . }}{{ end }}
 {{- if $v.workers.selector }}
-discover = [{{ printf "endpointslices:%s/%s-engines%s" (include "evenstep.engines" .) (include "evenstep.name" .) $options | toJson }}]
+discover = [{{ printf "endpointslices:%s/%s-engines%s" (include "evenstep.engines" .) (include "evenstep.name" .) $found | toJson }}]
 {{- end }}
 {{- with $v.workers.leaderWorkerSet }}
-discover = [{{ printf "lws:%s/%s%s" (include "evenstep.engines" $) . $options | toJson }}]
+discover = [{{ printf "lws:%s/%s%s" (include "evenstep.engines" $) . $found | toJson }}]
 {{- end }}
 {{- if gt (int $v.replicas) 1 }}
 replica_lock = {{ printf "lease:%s/%s" .Release.Namespace (include "evenstep.name" .) | toJson }}

@@ -35,6 +35,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.workers.namespace | default .Release.Namespace -}}
 {{- end -}}
 
+{{- /* Labels of the engines' pods; empty where nobody knows them. */ -}}
+{{- define "evenstep.engineLabels" -}}
+{{- if .Values.workers.selector }}{{ toYaml .Values.workers.selector }}
+{{- else if .Values.workers.leaderWorkerSet }}leaderworkerset.sigs.k8s.io/name: {{ .Values.workers.leaderWorkerSet }}
+{{- end -}}
+{{- end -}}
+
 {{- /* "true" where the router asks the API server; else empty. */ -}}
 {{- define "evenstep.asksApi" -}}
 {{- if or .Values.workers.selector .Values.workers.leaderWorkerSet (gt (int .Values.replicas) 1) }}true{{ end -}}
