@@ -117,7 +117,7 @@ def test_the_routers_image_is_made_of_pinned_parts_and_lists_them() -> None:
     assert "install --no-deps /wheels/evenstep-*.whl" in build
     assert "--output-file /opt/evenstep/sbom.cdx.json /opt/evenstep/bin/python" in build
     assert lock.count("==") == len(pinned) == len(re.findall(r"== ?\S+ \\\n +--hash=sha256:", lock))
-    assert extras >= {"fast", "gateway", "tokenizer", "tracing"}
+    assert extras >= {"discovery", "fast", "gateway", "tokenizer", "tracing"}
     assert [str(each) for each in wanted if pinned[each.name] not in each.specifier] == []
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from router.config.discover_notation import parse_discover
 
 from engine_patches.plugin.settings import Settings, read_settings
+from router.config.discover_notation import parse_discover
 from router.engines.curve_keys import write_key_pair
 from tests.support.engine import Installation
 from tests.support.helm import (
