@@ -10,7 +10,7 @@ PURE := router/core/* engine_patches/admission/* loadgen/diagnose/analysis/* $(a
     recording/lines.py recording/recorder.py observe/observed.py)
 
 .NOTPARALLEL:
-.PHONY: help venv engine prometheus up demo figures gpu test test-fast test-engine soak check format docs bench bench-router clean
+.PHONY: help venv engine prometheus up up-envoy demo figures gpu test test-fast test-engine soak check format docs bench bench-router clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,9 @@ prometheus: $(READY)  ## lay Debian's Prometheus beside the engine, unless there
 
 up: $(READY)  ## router with its page, emulated workers and Prometheus, until Ctrl-C
 	@$(BIN)/python -m deploy.local.up
+
+up-envoy: $(READY)  ## Envoy, the picker and emulated workers, until Ctrl-C
+	@$(BIN)/python -m deploy.envoy.up
 
 demo: $(READY)  ## compare policies on emulated workers, no GPU needed
 	@$(BIN)/evenstep demo

@@ -14,7 +14,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class Stack(contextlib.ExitStack):
 
 def up(options: argparse.Namespace, stack: Stack) -> None:
     """Start everything and print the URLs; EvenstepError if a part does not run."""
-    fleet = _start_fleet(options, stack)
+    fleet = start_fleet(options, stack)
     port = options.port or free_ports(1)
     workers = [part for worker in fleet["workers"] for part in ("--worker", worker["spec"])]
     url = f"http://127.0.0.1:{port}"
@@ -75,7 +76,8 @@ def up(options: argparse.Namespace, stack: Stack) -> None:
     print("\nCtrl-C ends everything.", flush=True)
 
 
-def _start_fleet(options: argparse.Namespace, stack: Stack) -> dict[str, Any]:
+def start_fleet(options: argparse.Namespace, stack: Stack) -> dict[str, Any]:
+    """Start emulated workers; what they say of themselves."""
     # Two ports per worker for its stream, one for its HTTP, one for faults.
     port = free_ports(3 * options.workers + 1)
     started = stack.folder / "fleet.json"
@@ -117,9 +119,9 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _run(options: argparse.Namespace, stack: Stack) -> int:
+def _run(start: Callable[[Stack], None], stack: Stack) -> int:
     try:
-        up(options, stack)
+        start(stack)
         while True:
             time.sleep(0.5)
             stack.check()
@@ -144,13 +146,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--policy", default="bfio", help="of the router [bfio]")
     parser.add_argument("--port", type=int, default=0, help="of the router [any free one]")
     parser.add_argument("--admin-port", type=int, default=0, help="of the page [any free one]")
-    options = parser.parse_args(arguments)
+    return run_until_interrupt(partial(up, parser.parse_args(arguments)))
+
+
+def run_until_interrupt(start: Callable[[Stack], None]) -> int:
+    """Start processes, wait for Ctrl-C or SIGTERM, end all; the exit status."""
     with (
         tempfile.TemporaryDirectory(prefix="evenstep-up-", ignore_cleanup_errors=True) as folder,
         signals_as_interrupts(),
         Stack(Path(folder)) as stack,
     ):
-        status = _run(options, stack)
+        status = _run(start, stack)
     print(f"ended: {', '.join(stack.parts)}")
     return status
 

@@ -13,6 +13,7 @@ from router.config.serve_settings import GROUPS, SETTINGS, ServeSettings, title_
 from router.config.setting import marks_of
 from router.config.setting_sources import CONFIG_VARIABLE, flag_name, load_settings, replaced
 from router.core.errors import ConfigError
+from router.http.port import DataPlane
 
 ConfigFile = Annotated[
     Path | None,
@@ -80,4 +81,8 @@ def usable(settings: ServeSettings) -> ServeSettings:
     """The settings if a router can start with them; else ConfigError."""
     if not settings.workers and not settings.discover:
         raise ConfigError("no workers: give at least one, as in --worker http://127.0.0.1:8001")
+    if settings.grpc_port is not None and settings.processes > 1:
+        raise ConfigError("--grpc-port needs --processes 1: gateways are the other processes")
+    if settings.grpc_port is not None and settings.data_plane is not DataPlane.SPLICE:
+        raise ConfigError("--grpc-port needs --data-plane splice")
     return settings

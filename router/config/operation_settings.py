@@ -116,13 +116,6 @@ class OperationSettings(SettingGroup):
         """Certificate and key as PEM, read once so that all uses of these settings agree."""
         return None if self.tls_cert is None else read(self.tls_cert, self.tls_key)
 
-    @field_validator("processes")
-    @classmethod
-    def _one_for_gateways(cls, value: int, info: ValidationInfo) -> int:
-        if value > 1 and info.data.get("grpc_port") is not None:
-            raise ValueError("--grpc-port needs one process: its gateways are the others")
-        return value
-
     @property
     def tls(self) -> ssl.SSLContext | None:
         return None if self.certificate is None else server_context(*self.certificate)

@@ -242,6 +242,8 @@ class _Stream:
     def close(self, *, cancelled: bool) -> None:
         """The gateway tells no more; or it has cancelled the request."""
         if self._pick is not None:
+            # Without bodies of answers, a call may end either way after their heads.
+            cancelled &= not self._told.status or self._modes[1] != ProcessingMode.NONE
             self._pick.forsaken = Outcome.ABORTED if cancelled else Outcome.COMPLETED
         elif self._scope:
             self._picks.leave(self._scope, self._told.status)

@@ -9,6 +9,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +26,7 @@ from router.api.front import Front
 from router.api.shared_routes import add_instance, add_metrics
 from router.config.live import Part, Reload
 from router.config.serve_settings import ServeSettings
+from router.core.errors import ConfigError
 from router.core.events import EngineFailed
 from router.core.policies.bfio.compiled import njit
 from router.core.process_counts import ProcessCounts
@@ -297,6 +299,8 @@ class Router:
         return HotPath(self, self.requests)
 
     def _make_picks(self, settings: ServeSettings) -> Picks:
+        if not (find_spec("grpc_health") and find_spec("envoy")):
+            raise ConfigError("evenstep pick needs gRPC: pip install 'evenstep[gateway]'")
         for spec in settings.workers:
             address_of(spec.url)
         picks = Picks(self, self.requests)

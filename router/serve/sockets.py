@@ -57,6 +57,8 @@ def opened(settings: ServeSettings) -> Iterator[Ports]:
         admin = given.get("admin")
         if admin is None and settings.admin_port is not None:
             admin = listen(settings.admin_host, settings.admin_port, "--admin-port")
+        if settings.grpc_port is not None:  # gRPC binds it later, and says less
+            listen(settings.host, settings.grpc_port, "--grpc-port").close()
         if admin is not None:
             sockets.enter_context(admin)
             if settings.admin_key_file is None:

@@ -21,7 +21,6 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from loadgen.report.origin import SERVING, Engines, origin, write_figures
 from tests.bench import bench_router
@@ -96,7 +95,13 @@ def main() -> None:
     medians = {test: {n: median(each) for n, each in of.items()} for test, of in rows.items()}
     show(medians)
     if options.json is not None:
-        told = {"rounds": options.rounds, "seconds": options.seconds, "load_averages": loads}
+        told = {
+            "rounds": options.rounds,
+            "seconds": options.seconds,
+            "load_averages": bench_router.rounded(
+                dict(zip(("before", "after"), loads, strict=True))
+            ),
+        }
         what = {name: COMPARED[name].what for name in names}
         shown = {"targets": what, "medians": bench_router.rounded(medians), **told}
         write_figures(options.json, shown, origin(Engines.EMULATED, CODE))
@@ -115,13 +120,12 @@ def one(test: str, target: bench_router.Running, seconds: float) -> dict[str, fl
     return {**parts, **{key: row[key] for key in kept}}
 
 
-def median(rows: list[dict[str, float]]) -> dict[str, Any]:
-    """Of several runs, key by key; all values of the sum, since few are compared."""
-    found: dict[str, Any] = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
-    return {**found, "each_both_us": [row["both_us"] for row in rows]}
+def median(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Of several runs, key by key."""
+    return {key: statistics.median(row[key] for row in rows) for key in rows[0]}
 
 
-def show(medians: dict[str, dict[str, dict[str, Any]]]) -> None:
+def show(medians: dict[str, dict[str, dict[str, float]]]) -> None:
     """Print the tables."""
     for test, rows in medians.items():
         print(f"\n{test:14} CPU us a request: Envoy   router     both   requests  errors  first ms")
