@@ -20,6 +20,8 @@ from tests.support.helm import EXAMPLES, Document, only, rendered, values_of
 from tests.support.server import free_port, running, wait_until
 
 EVENSTEP = [sys.executable, "-m", "router.cli"]
+# It has nothing to compile.
+QUICK: Document = {"settings": {"policy": "jsq"}}
 
 
 def config_text(documents: list[Document]) -> str:
@@ -79,7 +81,8 @@ def probes(documents: list[Document]) -> dict[str, Document]:
 
 def test_probes_and_helm_test_see_how_the_router_does(engine: int, tmp_path: Path) -> None:
     port, admin = free_port(), free_port()
-    documents = rendered({"workers": {"list": [f"http://127.0.0.1:{engine}"]}, "adminPort": admin})
+    engines = {"workers": {"list": [f"http://127.0.0.1:{engine}"]}}
+    documents = rendered(engines | QUICK | {"adminPort": admin})
     (test,) = only(documents, "Pod")["spec"]["containers"]
     serve = start(documents, tmp_path, port=port)
     emulate = [*EVENSTEP, "emulate", "--workers", "1", "--port", str(engine)]
@@ -100,7 +103,7 @@ def test_probes_and_helm_test_see_how_the_router_does(engine: int, tmp_path: Pat
         )  # fmt: skip
         return done.returncode
 
-    with running(serve, port, tmp_path / "router.log", ready="/version", ready_s=180):
+    with running(serve, port, tmp_path / "router.log", ready="/version", ready_s=120):
         assert probed() == {"startup": 200, "liveness": 200, "readiness": 503}
         assert helm_test(0) == 1
         with running(emulate, engine, tmp_path / "engine.log"):
@@ -113,11 +116,11 @@ def test_probes_and_helm_test_see_how_the_router_does(engine: int, tmp_path: Pat
 def test_probes_of_a_picker_see_that_it_drains(tmp_path: Path) -> None:
     ports = {"port": free_port(), "grpc_port": free_port(), "admin_port": free_port()}
     values = {"mode": "pick", "workers": {"list": ["http://127.0.0.1:9"]}}
-    documents = rendered(values | {"ending": {"drainDelaySeconds": 60}})
+    documents = rendered(values | QUICK | {"ending": {"drainDelaySeconds": 60}})
     pick = start(documents, tmp_path, **ports)
     with (
         running(
-            pick, ports["port"], tmp_path / "pick.log", ready="/version", ready_s=180
+            pick, ports["port"], tmp_path / "pick.log", ready="/version", ready_s=120
         ) as router,
         grpc.insecure_channel(f"127.0.0.1:{ports['grpc_port']}") as channel,
     ):
