@@ -275,23 +275,6 @@ ROUTER = row(
         Query(f"evenstep_http_connections {_ROUTERS}", "{{instance}}"),
     ),
     lines(
-        "Processes of the router",
-        "Those that run, by what they do, where there are several (--processes).",
-        Query(f"evenstep_processes {_ROUTERS}", "{{instance}} {{role}}"),
-    ),
-    lines(
-        "Processes started again",
-        "How often one of them has failed in the last ten minutes.",
-        Query(
-            f"increase(evenstep_process_restarts_total[10m]) {_ROUTERS}",
-            "{{instance}} {{role}}",
-        ),
-        Query(
-            f"increase(evenstep_process_connection_errors_total[10m]) {_ROUTERS}",
-            "{{instance}} connections between them that an error has ended",
-        ),
-    ),
-    lines(
         "Replica that decides",
         "1 for the one that holds the lock (--replica-lock), and how often in ten minutes one took "
         "over or had no answer from the lock.",

@@ -26,7 +26,6 @@ _TABLES: tuple[tuple[tuple[str, ...], Sequence[Row[Any]]], ...] = (
     ((), other.ACCESS_ROWS),
     ((), other.BUILD_ROWS),
     ((), other.HTTP_ROWS),
-    ((), other.PROCESS_ROWS),
     ((), other.PICK_ROWS),
     ((), other.REPLICA_ROWS),
 )
@@ -36,7 +35,7 @@ What `/metrics` tells, generated from the tables that the router reads them by
 (`router/metrics`): change them there, then
 `python -m docs.generate`. Units are Prometheus's base units. A worker has eleven
 series at most; its gauges end while it is down, and totals of groups never fall. The process's
-own (`process_…`) come on top; with `--processes` above 1 they are those of the one that decides.
+own (`process_…`) come on top.
 API keys are told by their names, 64 at most and the rest together as `other`.
 
 Joules per output token: `group:evenstep_energy_joules_per_output_token:rate5m`, a recording rule of

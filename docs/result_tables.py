@@ -78,7 +78,6 @@ _TARGETS = {
     "evenstep": "evenstep",
     "evenstep-rr": "`--policy round_robin`",
     "evenstep-asgi": "`--data-plane asgi`",
-    "evenstep-2": "`--processes 2`",
     "vllm-router": "vllm-router 0.1.17",
     "sglang-router": "sglang-router 0.3.2",
 }
@@ -109,11 +108,11 @@ def router_cost() -> Table:
 
 def router_cost_short() -> Table:
     """Evenstep beside vllm-router, with units."""
-    rows = []
+    rows, shown = [], [[*_TARGETS].index(key) for key in ("evenstep", "vllm-router")]
     for name, *cells in router_cost().rows:
         words = name.rpartition(", ")
         what, unit = (words[0], words[2]) if words[2] in ("ms", "MB") else (name, "us")
-        ours, theirs = (cells[index].split()[0] for index in (0, 4))
+        ours, theirs = (cells[index].split()[0] for index in shown)
         rows.append((what, f"{ours} {unit}", f"{theirs} {unit}"))
     return words_table(("", "evenstep", "vllm-router 0.1.17"), rows)
 

@@ -51,7 +51,7 @@ def given_sockets(names: Collection[str]) -> dict[str, socket.socket]:
 
 
 def hold_hangups() -> None:
-    """Hold SIGHUP in this process, across exec and in its children, until ``take_hangups``."""
+    """Hold SIGHUP until ``take_hangups``."""
     # A mask alone is not enough: threads started earlier by libraries have their own.
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
         signal.signal(signal.SIGHUP, lambda number, _: _held.add(number))

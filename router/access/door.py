@@ -1,14 +1,14 @@
 from collections.abc import Iterable, MutableMapping
-from typing import Any, Protocol
+from typing import Any
 
-from router.access.key_ring import Key, KeyRing
+from router.access.key_files import KeySource
+from router.access.key_limits import KeyLimits
+from router.access.key_ring import Key
 from router.core.clock import Clock
 from router.core.errors import UnknownKeyError
 
 # Open as in vLLM: monitoring needs no key.
 OPEN = frozenset({"/health", "/ready", "/version", "/metrics"})
-
-SHOWN = "evenstep.shown"
 
 # Anthropic's clients send the second one.
 _SHOWN_IN = (b"authorization", b"x-api-key")
@@ -16,27 +16,10 @@ _SHOWN_IN = (b"authorization", b"x-api-key")
 Header = tuple[bytes, bytes]
 
 
-class Keys(Protocol):
-    """The valid keys."""
-
-    @property
-    def ring(self) -> KeyRing: ...
-
-
-class Limits(Protocol):
-    """Request counts of keys; ``KeyLimits`` implements it."""
-
-    unauthorized: int
-
-    def enter(self, key: Key, now_s: float) -> None: ...
-
-    def leave(self, key: Key) -> None: ...
-
-
 class Door:
     """Admits requests within their key's limits; without ``keys`` all, and no key is passed on."""
 
-    def __init__(self, keys: Keys | None, limits: Limits, clock: Clock) -> None:
+    def __init__(self, keys: KeySource | None, limits: KeyLimits, clock: Clock) -> None:
         self._keys = keys
         self._limits = limits
         self._clock = clock
@@ -44,14 +27,12 @@ class Door:
     def enter(self, scope: MutableMapping[str, Any]) -> Key | None:
         """Admit a request and remove its key from the headers.
 
-        The scope gets the key's name (``tenant``), its ``targets`` and the removed headers
-        (``SHOWN``): another process checks them too. The key is for ``leave``; None: the request is
-        not counted.
+        The scope gets the key's name (``tenant``) and its ``targets``. The key is for ``leave``;
+        None: the request is not counted.
         UnknownKeyError: the request has no valid key; KeyLimitError: it has reached a limit.
         """
         headers = scope["headers"]
         scope["headers"] = [each for each in headers if each[0] not in _SHOWN_IN]
-        scope[SHOWN] = [each for each in headers if each[0] in _SHOWN_IN]
         if self._keys is None or scope["path"] in OPEN:
             return None
         shown = shown_key(headers)

@@ -62,12 +62,8 @@ class KeyLimits:
             every = f"{key.rate.requests} requests in {key.rate.seconds:g} s"
             raise KeyLimitError(f"key {key.name!r} has made its {every}", math.ceil(wait_s))
         counts.requests += 1
-        self.resume(key)
-
-    def resume(self, key: Key) -> None:
-        """Another process admitted the request: limits are not checked."""
-        self._counts.setdefault(self.label(key.name), KeyCounts()).under_way += 1
-        self._under_way[key.name] = self._under_way.get(key.name, 0) + 1
+        counts.under_way += 1
+        self._under_way[key.name] = under_way + 1
 
     def leave(self, key: Key) -> None:
         self._counts[self.label(key.name)].under_way -= 1

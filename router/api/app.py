@@ -14,25 +14,23 @@ from starlette.routing import Route
 from router.api.front import KeyGuard, add_error_handlers
 from router.api.openapi import add_description
 from router.api.shared_routes import Render, add_instance, add_metrics
-from router.core.process_counts import ProcessCounts
 from router.core.state import lockstep
 from router.core.state.group import Group
 from router.core.state.worker_status import WorkerStatus, status_of
 from router.core.types import StateSource
 from router.proxy.asgi_client import Identified, read_body, serve
 from router.proxy.beside_pool import Aside, add_aside
-from router.proxy.context import DecidingContext, ServingContext
+from router.proxy.context import ServingContext
 from router.proxy.endpoints import ENDPOINTS, relay_of
 from router.replicas.leading import Leading
 
 
-class AppContext(DecidingContext, Protocol):
+class AppContext(ServingContext, Protocol):
     """Dependencies of the routes.
 
     Attributes:
         metrics: renderer of the Prometheus text.
         problem: reason why a worker's snapshots are ignored, None if they count.
-        processes: counts of the router's processes; None: this is the only one.
     """
 
     @property
@@ -40,9 +38,6 @@ class AppContext(DecidingContext, Protocol):
 
     @property
     def problem(self) -> Callable[[str], str | None]: ...
-
-    @property
-    def processes(self) -> ProcessCounts | None: ...
 
 
 def create_app(
@@ -88,8 +83,6 @@ def _add_information(app: FastAPI, context: AppContext, aside: Aside) -> None:
             "status": status,
             "groups": {group.name: _describe_group(group, context) for group in groups},
         }
-        if context.processes is not None:
-            body["proxies"] = {"up": context.processes.proxies, "of": context.processes.wanted}
         if not (leading := context.relay.leading).alone:
             body["replica"] = _describe_replica(leading)
         return JSONResponse(body, status_code=200 if status == "ok" else 503)

@@ -1,6 +1,5 @@
 """``evenstep serve``: reads the settings from all sources and starts the server."""
 
-import sys
 from functools import partial
 from typing import Annotated
 
@@ -28,14 +27,10 @@ def serve(
     settings = given_settings(context, config)
     if print_config:
         typer.echo(to_toml(settings), nl=False)
-    elif usable(settings).processes > 1:
-        from router.processes.starting import start
-
-        start(settings, sys.argv[sys.argv.index("serve") + 1 :])
     else:
         from router.serve.router import run
 
-        run(settings, partial(read_settings, context, config))
+        run(usable(settings), partial(read_settings, context, config))
 
 
 with_flags(serve)

@@ -81,8 +81,6 @@ def usable(settings: ServeSettings) -> ServeSettings:
     """The settings if a router can start with them; else ConfigError."""
     if not settings.workers and not settings.discover:
         raise ConfigError("no workers: give at least one, as in --worker http://127.0.0.1:8001")
-    if settings.grpc_port is not None and settings.processes > 1:
-        raise ConfigError("--grpc-port needs --processes 1: gateways are the other processes")
     if settings.grpc_port is not None and settings.data_plane is not DataPlane.SPLICE:
         raise ConfigError("--grpc-port needs --data-plane splice")
     return settings

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
-from typing import Protocol
 
 from router import systemd
 from router.config.serve_settings import SETTINGS, ServeSettings
@@ -31,16 +30,6 @@ class Part:
 _ALWAYS_LIVE = frozenset(n for n, field in SETTINGS.items() if marks_of(field)["live"] is True)
 
 
-class Followers(Protocol):
-    """Other processes that must apply the same settings."""
-
-    async def agree(self, settings: ServeSettings) -> None:
-        """Have all of them check the settings; EvenstepError: one of them rejects the settings."""
-
-    async def follow(self) -> list[str]:
-        """Wait until all have applied the settings; return the names of those that have not."""
-
-
 class Reload:
     """Reads the settings again and applies them to the parts; called at SIGHUP.
 
@@ -60,7 +49,6 @@ class Reload:
         self._read = read
         self._prepare = prepare
         self._one = asyncio.Lock()
-        self.followers: Followers | None = None  # other processes; None: this is the only one
         self._parts = (
             *parts,
             Part(lambda settings: start_logging(settings.log_level, settings.log_format)),
@@ -69,7 +57,7 @@ class Reload:
         self.names: Set[str] = _ALWAYS_LIVE.union(*(part.given for part in self._parts))
 
     async def __call__(self) -> None:
-        """Reload once; an error is logged, and all processes keep the old settings."""
+        """Reload once; an error is logged, and the old settings stay."""
         async with self._one:
             systemd.notify("RELOADING=1")
             try:
@@ -89,26 +77,15 @@ class Reload:
                     able = ", ".join(sorted(self.names))
                     raise ConfigError(f"{name} takes another start to change; these do not: {able}")
             await self._take(settings)
-            await self._follow(f"settings changed: {', '.join(sorted(values))}")
+            log.info("settings changed: %s", ", ".join(sorted(values)))
 
     async def _take(self, settings: ServeSettings) -> None:
         await asyncio.to_thread(self._prepare, settings)
         for part in self._parts:
             part.check(settings)
-        if self.followers is not None:
-            await self.followers.agree(settings)
-            for part in self._parts:  # workers may have joined or left meanwhile
-                part.check(settings)
         for part in self._parts:
             part.take(settings)
         self.settings = settings
-
-    async def _follow(self, done: str) -> None:
-        late = [] if self.followers is None else await self.followers.follow()
-        if late:
-            log.error("%s; not yet in %s: no answer from there", done, ", ".join(late))
-        else:
-            log.info("%s", done)
 
     async def _apply(self, new: ServeSettings) -> None:
         old = self._last_read
@@ -116,7 +93,7 @@ class Reload:
         await self._take(changed(self.settings, news))
         self._last_read = new
         taken = news.keys() & self.names
-        await self._follow(f"settings read again; changed: {', '.join(sorted(taken)) or 'none'}")
+        log.info("settings read again; changed: %s", ", ".join(sorted(taken)) or "none")
         rest = {i for i in news.keys() - taken if news[i] != getattr(self._begun_with, i)}
         if rest:
             log.warning("these take effect at the next start: %s", ", ".join(sorted(rest)))

@@ -1,4 +1,4 @@
-"""Addresses and operation: where the router listens, how it ends, its processes and its log."""
+"""Addresses and operation: where the router listens, how it ends, and its log."""
 
 import ssl
 from functools import cached_property
@@ -44,7 +44,7 @@ class AddressSettings(SettingGroup):
 
 
 class OperationSettings(SettingGroup):
-    """Operation: shutdown, certificate, data plane, processes, recording and log of the router."""
+    """Operation: shutdown, certificate, data plane, recording and log of the router."""
 
     drain_delay_s: float = setting(
         0.0,
@@ -82,12 +82,6 @@ class OperationSettings(SettingGroup):
         metavar="splice|asgi",
         validate_default=True,
     )
-    processes: int = setting(
-        1,
-        "Processes that relay requests and answers. With more than one, a further process decides "
-        "for all of them. One that fails starts again; the others go on.",
-        between=(1, 64),
-    )
     record: str | None = setting(
         None,
         "File for a recording of lengths, times and which prompts begin alike, without text; "
@@ -122,17 +116,8 @@ class OperationSettings(SettingGroup):
 
     @field_validator("otlp_traces_endpoint")
     @classmethod
-    def _collector(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is not None and info.data.get("processes", 1) > 1:
-            raise ValueError("otlp_traces_endpoint is for one process: --processes 1")
+    def _collector(cls, value: str | None) -> str | None:
         return None if value is None else endpoint_of(value)
-
-    @field_validator("processes")
-    @classmethod
-    def _spliced_by_several(cls, value: int, info: ValidationInfo) -> int:
-        if value > 1 and info.data.get("data_plane") is DataPlane.ASGI:
-            raise ValueError("--processes above 1 needs --data-plane splice")
-        return value
 
     @field_validator("tls_key")
     @classmethod

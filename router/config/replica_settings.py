@@ -63,6 +63,4 @@ class ReplicaSettings(SettingGroup):
     def _usable_lock(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
             checked(lambda text: lock_of(text, api=info.data.get("kubernetes_api")), value)
-            if info.data.get("processes", 1) > 1:
-                raise ValueError("--replica-lock needs --processes 1")
         return value

@@ -1,4 +1,4 @@
-"""Events: all that changes the cluster's state, and what a router's processes exchange.
+"""Events: all that changes the cluster's state.
 
 Times are in seconds (``_s``) of the caller's clock.
 """
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from router.core.state.foreign_load import Gauges
 
 
-class _Event(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
-    """An event; those of requests and answers also travel between the router's processes."""
+class _Event(msgspec.Struct, frozen=True, gc=False):
+    pass
 
 
 class WorkerUp(_Event, frozen=True):

@@ -1,4 +1,4 @@
-"""Observer of requests, for the log, recordings and a proxy's own end of a request."""
+"""Observer of requests, for the log and recordings."""
 
 from typing import NamedTuple, Protocol
 

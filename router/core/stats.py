@@ -27,16 +27,6 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def add(self, counts: Sequence[int], total: float) -> None:
-        self.counts[:] = [own + other for own, other in zip(self.counts, counts, strict=True)]
-        self.total += total
-
-    def take(self) -> tuple[list[int], float]:
-        """Return counts and total, and reset them."""
-        taken = self.counts[:], self.total
-        self.counts[:], self.total = [0] * len(self.counts), 0.0
-        return taken
-
 
 @dataclass(slots=True)
 class TokenStats:

@@ -1,6 +1,6 @@
 """The dispatcher: events of proxy and engines come in, assignments of requests go out.
 
-The proxy uses ``interface.DispatchPort`` alone: the dispatcher may be in another process.
+The proxy's requests use ``interface.DispatchPort`` alone.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class Dispatcher:
     """Owns cluster, queues and policies, all on one event loop; only they change the cluster.
 
     Policies and look-aheads are made once per group; ``fallback``: for rounds that the policy
-    failed. ``on_change`` is called when workers come, go or fail.
+    failed.
     """
 
     def __init__(
@@ -76,7 +76,6 @@ class Dispatcher:
         self._lines = Lines(cluster, self._make_pool)
         self._home: Mapping[str, str] = {}  # group of each model
         self._shared = Shared(cluster, clock, settings, NothingIncoming(), leading or Leading())
-        self.on_change: Callable[[], None] = lambda: None
         self.queues: dict[str, GroupQueue] = {}
         self._queue_of: dict[str, GroupQueue] = {}
         self._deciders: dict[str, Decider] = {}
@@ -293,8 +292,6 @@ class Dispatcher:
                 if isinstance(event, ev.WorkerUp):
                     self.cluster.group_of(event.worker_id).rose(event.worker_id, self._clock())
                 self._note_change(*self.queues.values())
-            case ev.Failed():  # its worker may be ejected
-                self.on_change()
             case ev.Fetched() if frees_kv:  # a prefill worker has room
                 for queue in self.queues.values():
                     queue.schedule(hurry=True)
@@ -313,8 +310,7 @@ class Dispatcher:
         now = self._clock()
         for queue in self.queues.values():
             try:
-                if queue.tick(now):
-                    self.on_change()
+                queue.tick(now)
             except Exception:  # the other groups go on
                 log.exception("group %s: its timeouts could not be checked", queue.group.name)
             self._lockstep_log.look(queue.group)
@@ -352,15 +348,6 @@ class Dispatcher:
         self.cluster.set_lockstep(names)
         self._note_change(*self.queues.values())
 
-    def adopt(self, request: Request, worker_id: str) -> bool:
-        """Count a request that an earlier process has sent; false if the worker is gone."""
-        queue = self._queue_of.get(worker_id)
-        if queue is None:
-            return False
-        self.cluster.apply(ev.Arrived(replace(request, group=queue.group.name)))
-        self.cluster.apply(ev.Dispatched(request.id, worker_id, self._clock()))
-        return True
-
     # Replicas: what a new leader knows, and what an old one leaves.
 
     def told_since(self, since_s: float) -> bool:
@@ -384,7 +371,6 @@ class Dispatcher:
     def _note_change(self, *queues: GroupQueue) -> None:
         for queue in queues:
             queue.note_change()
-        self.on_change()
 
     def _open(self, worker_id: str) -> None:
         group = self.cluster.group_of(worker_id)

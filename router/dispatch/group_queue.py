@@ -343,8 +343,7 @@ class GroupQueue:
 
     # Time.
 
-    def tick(self, now: float) -> bool:
-        """Check the time; true if workers came or went, or a breaker may hold some, or did so."""
+    def tick(self, now: float) -> None:
         self.decider.learn()
         self.decider.fair.see(now, self.group.held)
         for worker in self.group.live_workers():
@@ -358,16 +357,14 @@ class GroupQueue:
             for request in list(self.pool):
                 self._give_up(request, Outcome.FAILED, refusal)
         # By a snapshot too workers go down or come up: it tells which stand and fall together.
-        changed = self._served != (self.deserted_s is None)
-        if changed:
+        if self._served != (self.deserted_s is None):
             self.note_change()
-        reviewed = self.group.review(now)
-        if reviewed or len(self.joined) > 1:  # a partner's round may have left a request to it
+        # A partner's round may have left a request to it.
+        if self.group.review(now) or len(self.joined) > 1:
             self.schedule(hurry=True)
         if self.waiters and (deserted := self.deserted()) is not None:
             for request in list(self.pool):
                 self._desert(request, deserted)
-        return changed or reviewed
 
     def _expire(self, now: float) -> None:
         for request in self.pool.expired(now):
@@ -437,7 +434,7 @@ class PrefillQueue(GroupQueue):
         else:
             super()._desert(request, deserted)
 
-    def tick(self, now: float) -> bool:
+    def tick(self, now: float) -> None:
         """Expired KV or the end of a refusal may make room."""
         for worker in self.group.prefill_workers:
             kept_tokens = worker.kept_tokens
@@ -445,4 +442,4 @@ class PrefillQueue(GroupQueue):
             if worker.kept_tokens < kept_tokens or worker.refusing:
                 self.schedule(hurry=True)
             worker.refusing = False
-        return super().tick(now)
+        super().tick(now)

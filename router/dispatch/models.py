@@ -29,7 +29,7 @@ class Route(NamedTuple):
     """Where requests for a model go: to a group, and to all that share its models.
 
     ``lacks``: workers of these that do not serve the model. ``prefills``: group that computes its
-    prompts. ``divided``: whether there are others, in other lines, which it must be chosen from.
+    prompts.
     """
 
     model: str | None
@@ -37,7 +37,6 @@ class Route(NamedTuple):
     lacks: frozenset[str]
     most_slots: int | None
     prefills: str | None
-    divided: bool = False
 
 
 class CachedModel(NamedTuple):
@@ -106,19 +105,6 @@ class ModelTable:
         """None if all workers of the prefill group lack the model."""
         prefills = self._cluster.prefill_group(group)
         return None if prefills is None or prefills.workers.keys() <= lacks else prefills.name
-
-    @property
-    def known(self) -> list[str]:
-        return [str(card["id"]) for card in self.cards]
-
-    @property
-    def by_group(self) -> Mapping[str, str]:
-        self._forget()
-        return self._group_of
-
-    @property
-    def aliases(self) -> Mapping[str, str]:
-        return self._aliases
 
     def learn(self, worker_id: str, cards: Mapping[str, Card]) -> None:
         """A model keeps its group while a worker there serves it."""
@@ -197,14 +183,6 @@ class ModelTable:
         most = [each.most_slots for each in self.groups(group)]
         return None if None in most else max(filter(None, most), default=None)
 
-    def ranks(self, group: str) -> dict[str, int]:
-        """Data-parallel rank of each worker."""
-        return {i: rank for each in self.groups(group) for i, rank in ranks_of(each).items()}
-
-    def asks_any(self, group: str) -> bool:
-        """Whether one of these groups asks for the content of requests."""
-        return any(self.asks(each.name) for each in self.groups(group))
-
     def groups(self, group: str) -> list[Group]:
         """Those that share its models, itself included."""
         known = self._cluster.groups
@@ -237,7 +215,7 @@ class ModelTable:
         model = name if name is None else self._aliases.get(name, name)
         name = self._group_of.get(model) if model is not None else None
         lacks = self.absent.get(model or "", frozenset())
-        if (lines := self.divided.get(model or "")) is not None:
+        if lines := self.divided.get(model or ""):
             name = self._least_full(lines, lacks)
         group = self._cluster.groups.get(name or "")
         if group is None:
@@ -246,30 +224,67 @@ class ModelTable:
             check_served(model, lacks, self.askable(group.name))
         most_slots = self.most_slots(group.name)
         prefills = self.prefills(group.name, lacks)
-        return Route(model, group.name, lacks, most_slots, prefills, lines is not None)
+        return Route(model, group.name, lacks, most_slots, prefills)
 
     def cached_as(self, name: str | None) -> CachedModel | None:
         """None: its group does not ask for the content of requests, or no group is known."""
         model = self.resolve(name)
         group = self._group_of.get(model) if model is not None else self._only()
         lines = self.divided.get(model or "") or ([] if group is None else [group])
-        if not any(map(self.asks_any, lines)):
+        if not any(self.asks(each.name) for line in lines for each in self.groups(line)):
             return None
-        return cached(model, self.adapters, self.tokenizers)
+        name = model or ""
+        tokenizer = self.tokenizers.get(name) or self.tokenizers.get("", "")
+        return CachedModel(name, name if name in self.adapters else "", tokenizer)
 
     def all_but(self, group: str, rank: int, lacks: frozenset[str]) -> frozenset[str]:
-        """Workers that must not serve a request for one rank; errors as from ``other_ranks``."""
-        return other_ranks(self.ranks(group), rank, lacks, self.askable(group))
+        """``lacks`` and the workers of other ranks; one without is numbered in its group's order.
+
+        Raises:
+            InvalidRequestError: there is no such rank.
+            NoWorkerError: none of the rank takes requests.
+        """
+        ranks = {
+            worker_id: index if worker.spec.rank is None else worker.spec.rank
+            for each in self.groups(group)
+            for index, (worker_id, worker) in enumerate(each.workers.items())
+        }
+        if rank not in ranks.values():
+            known = ", ".join(map(str, sorted(set(ranks.values()))))
+            raise InvalidRequestError(
+                f"no worker has data-parallel rank {rank}; there are {known}",
+                param="X-Data-Parallel-Rank",
+            )
+        others = lacks.union(worker_id for worker_id, own in ranks.items() if own != rank)
+        askable = self.askable(group)
+        if askable and askable <= others:
+            raise NoWorkerError(f"no worker of data-parallel rank {rank} is up; retry")
+        return others
 
     def resolve(self, name: str | None) -> str | None:
         return name if name is None else self._aliases.get(name, name)
 
     def group(self, model: str | None) -> str:
-        """Without a model, the only group; errors as from ``group_of``."""
+        """Without a model, the only group.
+
+        Raises:
+            NoWorkerError: no worker has told its models yet.
+            InvalidRequestError: a model must be named.
+            UnknownModelError: no group serves it.
+        """
         if model is None and (only := self._only()) is not None:
             return only
         self._forget()
-        return group_of(model, self._group_of, lambda: self.known)
+        if not self._group_of:
+            raise NoWorkerError("no worker has answered yet; retry in a moment")
+        if model in self._group_of:
+            return self._group_of[model]
+        names = ", ".join(str(card["id"]) for card in self.cards)
+        if model is None:
+            raise InvalidRequestError(f"name a 'model', one of: {names}", param="model")
+        shown = model if len(model) <= _SHOWN else f"{model[:_SHOWN]}…"
+        said = f"The model `{shown}` does not exist. Valid aliases: {names}."  # vLLM's words
+        raise UnknownModelError(said, param="model")
 
     def _only(self) -> str | None:
         groups = self._cluster.answering
@@ -281,13 +296,6 @@ class ModelTable:
             self._said = {i: said for i, said in self._said.items() if said[0] in groups}
             self._last = {name: cards for name, cards in self._last.items() if name in groups}
             self._settle()
-
-
-def cached(model: str | None, adapters: Set[str], tokenizers: Mapping[str, str]) -> CachedModel:
-    """A model by its name, which is also its adapter's if it is one."""
-    name = model or ""
-    tokenizer = tokenizers.get(name) or tokenizers.get("", "")
-    return CachedModel(name, name if name in adapters else "", tokenizer)
 
 
 def check_served(model: str | None, lacks: Set[str], askable: Set[str]) -> None:
@@ -311,43 +319,3 @@ def load_of(line: Sequence[Group]) -> tuple[int, int, float]:
         sum(worker.slots for worker in workers),
         sum(worker.slots * worker.service.per_s for worker in workers) if known else 0.0,
     )
-
-
-def ranks_of(group: Group) -> dict[str, int]:
-    """Data-parallel rank of each worker; those without are numbered in their order."""
-    return {
-        worker_id: index if worker.spec.rank is None else worker.spec.rank
-        for index, (worker_id, worker) in enumerate(group.workers.items())
-    }
-
-
-def other_ranks(
-    ranks: Mapping[str, int], rank: int, lacks: frozenset[str], askable: Set[str]
-) -> frozenset[str]:
-    """``lacks`` and the workers of other ranks; NoWorkerError: none of the rank takes requests."""
-    if rank not in ranks.values():
-        known = ", ".join(map(str, sorted(set(ranks.values()))))
-        raise InvalidRequestError(
-            f"no worker has data-parallel rank {rank}; there are {known}",
-            param="X-Data-Parallel-Rank",
-        )
-    others = lacks.union(worker_id for worker_id, own in ranks.items() if own != rank)
-    if askable and askable <= others:
-        raise NoWorkerError(f"no worker of data-parallel rank {rank} is up; retry")
-    return others
-
-
-def group_of(
-    model: str | None, groups: Mapping[str, str], known: Callable[[], Iterable[str]]
-) -> str:
-    """The group that serves a model; ``known``: names for the error message."""
-    if not groups:
-        raise NoWorkerError("no worker has answered yet; retry in a moment")
-    if model is not None and model in groups:
-        return groups[model]
-    names = ", ".join(known())
-    if model is None:
-        raise InvalidRequestError(f"name a 'model', one of: {names}", param="model")
-    shown = model if len(model) <= _SHOWN else f"{model[:_SHOWN]}…"
-    said = f"The model `{shown}` does not exist. Valid aliases: {names}."  # vLLM's words
-    raise UnknownModelError(said, param="model")

@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         own = transport.get_extra_info("socket")
-        for option in _SOCKET_OPTIONS if own.family != socket.AF_UNIX else ():
+        for option in _SOCKET_OPTIONS:
             own.setsockopt(*option)
 
     def data_received(self, data: bytes) -> None:

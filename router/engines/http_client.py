@@ -109,13 +109,10 @@ class _Origin:
 
 
 class HttpClient:
-    """Connections to engines, with their API ``key``; ``socket``: one Unix socket for all."""
+    """Connections to engines, with their API ``key``."""
 
-    def __init__(
-        self, connect_timeout_s: float = 2.0, key: str | None = None, socket: str | None = None
-    ) -> None:
+    def __init__(self, connect_timeout_s: float = 2.0, key: str | None = None) -> None:
         self._connect_timeout_s = connect_timeout_s
-        self._socket = socket
         self.credentials = bearer(key)
         self._origins: dict[str, _Origin] = {}
 
@@ -153,11 +150,8 @@ class HttpClient:
         try:
             async with time_limit(self._connect_timeout_s):
                 loop, make = asyncio.get_running_loop(), partial(Connection, origin.idle)
-                if self._socket is not None:
-                    _, connection = await loop.create_unix_connection(make, self._socket)
-                else:
-                    tls = ssl.create_default_context() if origin.secure else None
-                    _, connection = await loop.create_connection(make, *origin.address, ssl=tls)
+                tls = ssl.create_default_context() if origin.secure else None
+                _, connection = await loop.create_connection(make, *origin.address, ssl=tls)
         except (OSError, TimeoutError) as error:
             if isinstance(error, OSError) and error.errno in LACKS:
                 self._close_idle()

@@ -14,11 +14,10 @@ from router.http.port import HttpLimits
 from router.http.refusal import HttpCounts
 
 
-def listen(host: str, port: int, flag: str, *, shared: bool = False) -> socket.socket:
+def listen(host: str, port: int, flag: str) -> socket.socket:
     """A socket bound to an address, else ConfigError; ``port`` 0: any free one.
 
     ``flag`` is the option for the port, named in errors; the host's has the same form.
-    ``shared``: this user's other sockets may share the address and its connections.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -26,7 +25,6 @@ def listen(host: str, port: int, flag: str, *, shared: bool = False) -> socket.s
         )[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shared))
         listener.bind(address)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -34,13 +32,6 @@ def listen(host: str, port: int, flag: str, *, shared: bool = False) -> socket.s
             flag = flag.replace("port", "host")
         raise ConfigError(f"cannot listen on {host}:{port}: {reason}; try another {flag}") from None
     return listener
-
-
-def listen_together(host: str, port: int, flag: str, count: int) -> list[socket.socket]:
-    """Sockets on one address that nobody else shares; the kernel spreads connections."""
-    with listen(host, port, flag) as alone:
-        port = alone.getsockname()[1]
-    return [listen(host, port, flag, shared=True) for _ in range(count)]
 
 
 def url(listener: socket.socket, tls: ssl.SSLContext | None = None) -> str:
@@ -59,9 +50,8 @@ def server_config(
     grace_s: int | None = None,
     tls: ssl.SSLContext | None = None,
     lifespan: Literal["auto", "off"] = "auto",
-    path: str | None = None,
 ) -> uvicorn.Config:
-    """``grace_s``: for open answers at the end; ``path``: Unix socket, else it is given sockets."""
+    """``grace_s``: for open answers at the end."""
     # uvicorn only calls it, with keyword arguments.
     protocol = partial(LimitedProtocol, limits, counts or HttpCounts(), hot)
     config = uvicorn.Config(
@@ -70,7 +60,6 @@ def server_config(
         http=cast(type[asyncio.Protocol], protocol),
         ws="none",
         lifespan=lifespan,
-        uds=path,
         # X-Forwarded-… of clients is not trusted.
         proxy_headers=False,
         access_log=False,

@@ -1,11 +1,10 @@
-"""Tables of the metrics of API keys, of the clients' port and of the router's processes."""
+"""Tables of the metrics of API keys, and of the clients' port."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from router.access.key_limits import KeyCounts, KeyLimits
-from router.core.process_counts import ProcessCounts
 from router.core.rounds.decider import Decider
 from router.http.refusal import HttpCounts
 from router.metrics.rows import Row
@@ -33,27 +32,6 @@ HTTP_ROWS: Sequence[Row[HttpCounts]] = (
         "too slow (408), and connections beyond the limit (503).",
         lambda counts: {str(status): number for status, number in counts.refused.items()},
         "status",
-    ),
-)
-
-PROCESS_ROWS: Sequence[Row[ProcessCounts]] = (
-    Row(
-        "evenstep_processes",
-        "Processes of the router that run: the one that decides, and proxies where there are "
-        "several (--processes).",
-        lambda counts: counts.up(),
-        "role",
-    ),
-    Row(
-        "evenstep_process_restarts_total",
-        "Times that a process of the router was started again after it had failed.",
-        lambda counts: counts.restarts(),
-        "role",
-    ),
-    Row(
-        "evenstep_process_connection_errors_total",
-        "Connections between the router's processes that an error has ended; they connect anew.",
-        lambda counts: counts.broken,
     ),
 )
 

@@ -23,7 +23,7 @@ from router.pick.pick import DESTINATION, By, Pick, PickCounts, Told, address_of
 from router.proxy.answers import Answer, Header, header
 from router.proxy.beside_pool import Aside
 from router.proxy.body import model_in
-from router.proxy.context import Client, DecidingContext, Serves, ServingContext
+from router.proxy.context import Client, Serves, ServingContext
 from router.proxy.endpoints import ENDPOINTS, relay_of
 from router.proxy.request_log import RequestLog
 from router.proxy.splice import KEY, ServesOf
@@ -58,7 +58,7 @@ class Beside:
 class Picks:
     """Requests of gateways, waiting or given to them."""
 
-    def __init__(self, context: DecidingContext, requests: RequestLog) -> None:
+    def __init__(self, context: ServingContext, requests: RequestLog) -> None:
         self._context = context
         self.requests = requests
         self._aside = Aside(context)

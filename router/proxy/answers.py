@@ -29,8 +29,6 @@ _NOT_SENT_UP = _HOP_BY_HOP | {
     *(b"host", b"content-length", b"expect", b"accept-encoding"),
     *(b"x-request-id", b"x-data-parallel-rank", b"forwarded", b"x-real-ip"),
 }
-# Replaced when another process of this router serves the request.
-_NOT_SENT_ON = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
 _KINDS_NOT_SENT_UP = (b"x-forwarded-", b"x-evenstep-")
 
 
@@ -114,11 +112,6 @@ def headers_up(
     if rank is not None:
         passed.append((b"x-data-parallel-rank", str(rank).encode()))
     return passed
-
-
-def headers_on(headers: Iterable[Header], identity: Header) -> list[Header]:
-    """For another process of this router; ``identity``: the request's name."""
-    return [*_without(headers, _NOT_SENT_ON), identity]
 
 
 def headers_down(headers: Iterable[Header]) -> list[Header]:

@@ -135,12 +135,12 @@ class Attempts:
 
     def recall(self, worker_id: str, reason: str) -> None:
         """End a worker's attempts without a first byte; they are retried elsewhere."""
-        self.end(worker_id, reason, streams=False)
+        self._end(worker_id, reason, streams=False)
 
     def break_off(self, worker_id: str, reason: str) -> None:
-        self.end(worker_id, reason, streams=True)
+        self._end(worker_id, reason, streams=True)
 
-    def end(self, worker_id: str, reason: str, streams: bool) -> None:
+    def _end(self, worker_id: str, reason: str, *, streams: bool) -> None:
         for tell in self.watchers:
             tell(worker_id, reason, streams)
         for attempt in list(self._of[worker_id]):

@@ -29,7 +29,7 @@ from router.proxy.answers import header
 from router.proxy.asgi_client import read_body, serve
 from router.proxy.body import model_in
 from router.proxy.client_request import ClientRequest
-from router.proxy.context import DecidingContext
+from router.proxy.context import ServingContext
 from router.proxy.dialects import COMPLETIONS, MESSAGES
 from router.proxy.json_fields import with_field
 from router.proxy.relay import Relay
@@ -50,7 +50,7 @@ _LARGE_BYTES = 1024 * 1024
 class Aside:
     """Counts of these requests, by worker."""
 
-    def __init__(self, context: DecidingContext) -> None:
+    def __init__(self, context: ServingContext) -> None:
         self.context = context
         self.in_flight = 0
         self._sent: Counter[str] = Counter()
@@ -84,7 +84,7 @@ class Aside:
         self.in_flight -= 1
 
 
-def add_aside(app: FastAPI, context: DecidingContext) -> Aside:
+def add_aside(app: FastAPI, context: ServingContext) -> Aside:
     """Add these endpoints to an application."""
     aside = Aside(context)
     for path in PATHS:

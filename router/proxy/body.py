@@ -36,8 +36,6 @@ from router.proxy.rendered import Rendered
 
 # No engine accepts more; sums stay within the range of floats.
 _MOST = 2**31 - 1
-# Messages between the router's processes use 64 bits.
-_PRIORITIES = -(2**63) + 1, 2**63 - 1
 _LONGEST_NAME_BYTES = 1024
 
 
@@ -293,10 +291,7 @@ def _splittable(fields: _Body) -> bool:
 
 
 def _priority(raw: Raw) -> int:
-    if raw is ABSENT:
-        return 0
-    least, most = _PRIORITIES
-    return max(least, min(whole(raw) or 0, most))
+    return 0 if raw is ABSENT else whole(raw) or 0
 
 
 def _copies(fields: _Body) -> int:

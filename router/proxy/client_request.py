@@ -34,7 +34,6 @@ _READ = frozenset(
     | {name.lower().encode() for name in (PRIORITY, REQUEST_TIMEOUT, QUEUE_TIMEOUT, RANK)}
     | {name.lower().encode() for name in (*_ALSO, *_ALSO.values())}
 )
-_MOST = 2**63
 _NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?")  # as in JSON
 _BELOW = 1e9
 _SANE = re.compile(rb"[A-Za-z0-9._~-]{1,128}")
@@ -141,7 +140,7 @@ def _whole(value: bytes) -> int | None:
     digits = value.decode("latin-1").strip()
     if not digits.removeprefix("-").isdecimal() or len(digits) > 20:
         return None
-    return max(-_MOST, min(int(digits), _MOST))
+    return int(digits)
 
 
 @dataclass(slots=True)

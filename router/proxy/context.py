@@ -1,18 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
 
-from starlette.types import Scope
-
 from router.access.door import Door
 from router.core.clock import Clock
 from router.core.queue.retry import Deadlines
-from router.core.request_limits import RequestLimits
 from router.dispatch.interface import DispatchPort
-from router.dispatch.models import CachedModel, Route
 from router.engines.http_client import HttpClient
 from router.http.port import Lifecycle
 from router.proxy.answers import Answer, Header
@@ -78,8 +74,8 @@ class RelayContext:
     ranked: Container[str]  # URLs behind which a header selects the rank
     settings: RelaySettings
     clock: Clock
+    transfer: KvTransfer
     attempts: Attempts = field(default_factory=Attempts)
-    transfer: KvTransfer | None = None  # None without prefill workers
     leading: Leading = field(default_factory=Leading)
 
     def told(self, worker_id: str, line: RequestLine | None) -> list[Header]:
@@ -89,29 +85,14 @@ class RelayContext:
         return headers
 
 
-class Models(Protocol):
-    """What a request asks of ``ModelTable``."""
-
-    def route(self, name: str | None) -> Route: ...
-
-    def cached_as(self, name: str | None) -> CachedModel | None: ...
-
-    def all_but(self, group: str, rank: int, lacks: frozenset[str]) -> frozenset[str]: ...
-
-    @property
-    def limits(self) -> RequestLimits: ...
-
-    @property
-    def tokenizers(self) -> Mapping[str, str]: ...
-
-    def tokens(self, group: str, text_bytes: int, parts: int) -> int: ...
-
-
 class ServingContext(Protocol):
-    """For requests that generate; without a door all clients may enter."""
+    """What serving a request takes; without a door all clients may enter."""
 
     @property
-    def models(self) -> Models: ...
+    def models(self) -> ModelTable: ...
+
+    @property
+    def dispatcher(self) -> Dispatcher: ...
 
     @property
     def relay(self) -> RelayContext: ...
@@ -124,17 +105,3 @@ class ServingContext(Protocol):
 
     @property
     def door(self) -> Door | None: ...
-
-    @property
-    def elsewhere(self) -> Callable[[Scope, bytes], Serves] | None:
-        """Serves split or metered requests; None: this process does."""
-
-
-class DecidingContext(ServingContext, Protocol):
-    """For requests in the process that decides."""
-
-    @property
-    def models(self) -> ModelTable: ...
-
-    @property
-    def dispatcher(self) -> Dispatcher: ...

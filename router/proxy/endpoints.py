@@ -79,9 +79,6 @@ async def relay_of(
     if prefills is not None and not (splittable and few_fields(body)):
         prefills = None
     head, lacks = head_of(scope), barred(route)
-    decided = head.metered or prefills is not None or route.divided
-    if context.elsewhere is not None and decided:
-        return context.elsewhere(scope, body)
     if context.relay.settings.client_ranks and (rank := head.rank()) is not None:
         lacks = models.all_but(route.group, rank, lacks)
     tenant, content = scope.get("tenant", ""), parsed.content
@@ -111,7 +108,7 @@ async def relay_of(
 def _splittable(parsed: ParsedRequest, relay: RelayContext) -> bool:
     # vLLM's connectors free handed-over KV at the first fetch: a second engine request (``n`` above
     # 1) would find none. KV found by content stays.
-    handed = relay.transfer is not None and relay.transfer.kept_s is not None
+    handed = relay.transfer.kept_s is not None
     return parsed.splittable and (parsed.slots == 1 or not handed)
 
 

@@ -28,7 +28,6 @@ class SplitRelay(Relay):
 
     def __init__(self, context: RelayContext, request: Request, asked: ClientRequest) -> None:
         super().__init__(context, request, asked)
-        assert context.transfer is not None
         self._transfer = context.transfer
         self._computed: Computed | None = None
         self._computed_at = ""

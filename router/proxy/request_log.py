@@ -53,7 +53,6 @@ class RequestLine:
     targets: Targets | None = None
     verdict: Verdict | None = None  # whether it met its targets
     token: str | None = None  # router's token, if it went to a pool
-    elsewhere: bool = False  # another process writes the line
     span: RequestSpan | None = None
     _since_s: float | None = None
     _at_engine: bool = False
@@ -123,7 +122,7 @@ class RequestLog:
         line.ended()
         _close(line)
         level = logging.DEBUG if line.method in {"GET", "HEAD"} else logging.INFO
-        if line.elsewhere or not log.isEnabledFor(level):
+        if not log.isEnabledFor(level):
             return
         shown: dict[str, object] = {
             "request_id": line.request_id,
@@ -209,13 +208,6 @@ def follow(scope: Scope, request: Request, model: str | None, name: str) -> Requ
         line.request_id = name
         scope[_OPEN][line.token] = line
     return line
-
-
-def pass_on(scope: Scope, *, elsewhere: bool = True) -> None:
-    """Another process writes the line, if it serves the request; or after all this one."""
-    line: RequestLine | None = scope.get(_LINE)
-    if line is not None:
-        line.elsewhere = elsewhere
 
 
 def note_sent(scope: Scope, group: str, worker_id: str) -> RequestLine | None:

@@ -25,8 +25,6 @@ _LOOK_S = 0.02
 _SAME_S = 0.2
 # For the end of an answer that is cut short.
 _LAST_WORD_S = 2.0
-# Other processes need as much for their own ends.
-_OTHERS_S = 8.0
 # A client may already have sent the next request.
 _LINGER_S = 0.5
 
@@ -35,7 +33,7 @@ class MainServer(uvicorn.Server):
     """Serves until a signal ends it.
 
     ``reload`` is called at SIGHUP, one call at a time; None: SIGHUP is not handled. ``inherited``:
-    another process keeps the socket open. ``others``: other processes still depend on this one.
+    another process keeps the socket open.
     """
 
     def __init__(
@@ -45,10 +43,8 @@ class MainServer(uvicorn.Server):
         reload: Callable[[], Awaitable[None]] | None = None,
         *,
         inherited: bool = False,
-        others: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(config)
-        self._others = others
         self._lifecycle = lifecycle
         self._reload = reload
         self._inherited = inherited
@@ -97,11 +93,10 @@ class MainServer(uvicorn.Server):
         self._lifecycle.closed = True
         self._close_listeners(sockets or [])
         log.info("ending: %d open answers may go on for %g s", len(state.tasks), grace_s)
-        await self._until(lambda: not (state.tasks or self._others()), grace_s)
+        await self._until(lambda: not state.tasks, grace_s)
         if state.tasks:
             log.warning("ending: %d answers are cut short", len(state.tasks))
             await self._cut_short()
-        await self._until(lambda: not self._others(), _OTHERS_S, hurried=False)
         late = self._late
         await self._until(
             lambda: not state.connections and all(each.done() for each in late), _LINGER_S

@@ -29,7 +29,6 @@ from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError
 from router.core.events import EngineFailed
 from router.core.policies.bfio.compiled import njit
-from router.core.process_counts import ProcessCounts
 from router.core.queue.fair_share import Weight, equal
 from router.core.request_limits import RequestLimits
 from router.core.state.breaker import BreakerSettings
@@ -55,7 +54,7 @@ from router.http.port import DataPlane, EndingSettings, Lifecycle
 from router.http.refusal import HttpCounts
 from router.kubernetes import Kubernetes
 from router.logs import start_logging
-from router.metrics.other import HTTP_ROWS, PICK_ROWS, PROCESS_ROWS, REPLICA_ROWS
+from router.metrics.other import HTTP_ROWS, PICK_ROWS, REPLICA_ROWS
 from router.metrics.render import Metrics
 from router.metrics.workers import AGENT_ROWS, GAUGE_ROWS, HEALTH_ROWS, KV_EVENT_ROWS, SNAPSHOT_ROWS
 from router.pick.pick import PickCounts, address_of
@@ -91,7 +90,7 @@ def run(settings: ServeSettings, read: Callable[[], ServeSettings]) -> None:
         ports.announce(settings, tls)
         server = MainServer(config, router.lifecycle, router.reload, inherited=ports.inherited)
         router.tasks = server.server_state.tasks
-        server.run(sockets=ports.listeners)
+        server.run(sockets=[ports.listener])
 
 
 class _Runs(Protocol):
@@ -99,14 +98,11 @@ class _Runs(Protocol):
 
 
 class Router:
-    """Every part of a router that decides.
+    """Every part of a router.
 
     ``read`` reads the settings again. ``tls`` is the certificate of the clients' port, ``admin``
-    the listening socket of the admin port. Without ``processes`` this is the only one.
+    the listening socket of the admin port.
     """
-
-    # None: every request is served here.
-    elsewhere: None = None
 
     def __init__(
         self,
@@ -114,10 +110,9 @@ class Router:
         read: Callable[[], ServeSettings],
         tls: ssl.SSLContext | None = None,
         admin: socket.socket | None = None,
-        processes: ProcessCounts | None = None,
     ) -> None:
         self.clock = time.monotonic
-        self._tls, self._admin, self.processes = tls, admin, processes
+        self._tls, self._admin = tls, admin
         self._start_s = settings.health_timeout_s
         self.lifecycle = Lifecycle(settings.of(EndingSettings))
         # Who may enter, and who goes to which worker.
@@ -254,7 +249,6 @@ class Router:
             (GAUGE_ROWS, self.gauges),
             (KV_EVENT_ROWS, self.kv_events),
             (HTTP_ROWS, self.counts),
-            (PROCESS_ROWS, self.processes or ProcessCounts()),
             (REPLICA_ROWS, self.leading),
             (PICK_ROWS, PickCounts() if self.picks is None else self.picks.counts),
         )

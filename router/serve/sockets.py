@@ -9,7 +9,7 @@ from importlib.metadata import version
 from router.config.live import Part
 from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError
-from router.http.listening import listen, listen_together, url
+from router.http.listening import listen, url
 from router.http.port import is_loopback, loopback
 from router.http.tls import load
 from router.systemd import given_sockets
@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Bound sockets; ``inherited``: systemd shares the single listener and keeps it open."""
+    """Bound sockets; ``inherited``: systemd keeps the listener open."""
 
-    listeners: list[socket.socket]
+    listener: socket.socket
     admin: socket.socket | None
     inherited: bool
 
@@ -32,7 +32,7 @@ class Ports:
             settings.policy,
             settings.dispatch.value,
             len(settings.workers),
-            url(self.listeners[0], tls),
+            url(self.listener, tls),
         )
         if self.admin is not None:
             log.info("status page: %s", url(self.admin, admin_tls(self.admin, tls)))
@@ -45,15 +45,11 @@ def opened(settings: ServeSettings) -> Iterator[Ports]:
         raise ConfigError(f"--admin-port {settings.port} is --port as well; give another")
     with contextlib.ExitStack() as sockets:
         given = given_sockets(("http", "admin"))
-        address = settings.host, settings.port, "--port"
         if "http" in given:
-            listeners = [given["http"]]
-        elif settings.processes == 1:
-            listeners = [listen(*address)]
+            listener = given["http"]
         else:
-            listeners = listen_together(*address, settings.processes)
-        for listener in listeners:
-            sockets.enter_context(listener)
+            listener = listen(settings.host, settings.port, "--port")
+        sockets.enter_context(listener)
         admin = given.get("admin")
         if admin is None and settings.admin_port is not None:
             admin = listen(settings.admin_host, settings.admin_port, "--admin-port")
@@ -63,7 +59,7 @@ def opened(settings: ServeSettings) -> Iterator[Ports]:
             sockets.enter_context(admin)
             if settings.admin_key_file is None:
                 loopback(admin.getsockname()[0])
-        yield Ports(listeners, admin, "http" in given)
+        yield Ports(listener, admin, "http" in given)
 
 
 def certificate(shown: ssl.SSLContext) -> Part:

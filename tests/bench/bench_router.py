@@ -49,7 +49,6 @@ from tests.support.server import Server, free_port, starting, wait_ready, wait_u
 CODE = (
     *SERVING,
     "router/access",
-    "router/processes",
     "tests/support/router_bench",
     "tests/bench/bench_router.py",
 )

@@ -360,10 +360,6 @@ REFUSED: dict[str, tuple[Document, str]] = {
         SELECTED | {"mode": "pick", "tls": "c"},
         "clients connect to the gateway",
     ),
-    "processes and replicas": (
-        LISTED | {"replicas": 2, "settings": {"processes": 2}},
-        "settings.processes and replicas exclude each other",
-    ),
     "unknown value": (LISTED | {"replica": 2}, "additional properties 'replica' not allowed"),
     "unknown mode": (LISTED | {"mode": "proxy"}, "value must be one of 'serve', 'pick'"),
     "no replica": (LISTED | {"replicas": 0}, "minimum: got 0, want 1"),

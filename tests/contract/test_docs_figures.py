@@ -56,7 +56,7 @@ def test_the_readme_has_some_of_its_rows_and_their_first_columns() -> None:
 
 
 def test_the_readme_has_the_costs_of_their_page() -> None:
-    """Evenstep's and vllm-router's, the first and the fifth column there."""
+    """Evenstep's and vllm-router's, the first and the fourth column there."""
     costs, shown = table_rows(COST), table_rows(README)
     names = [
         name for name in shown for known in costs if name.strip("-") and known.startswith(name)
@@ -64,7 +64,7 @@ def test_the_readme_has_the_costs_of_their_page() -> None:
     assert len(names) == 4
     for name in names:
         (row,) = (cells for known, cells in costs.items() if known.startswith(name))
-        assert [cell.split()[0] for cell in shown[name]] == [row[0].split()[0], row[4].split()[0]]
+        assert [cell.split()[0] for cell in shown[name]] == [row[0].split()[0], row[3].split()[0]]
 
 
 @pytest.mark.parametrize("page", [README, DEMO])

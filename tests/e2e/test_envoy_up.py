@@ -60,7 +60,6 @@ def test_all_is_started_answers_and_ends(tmp_path: Path, flags: tuple[str, ...])
             ("--worker", "http://127.0.0.1:8001", "--data-plane", "asgi"),
             "needs --data-plane splice",
         ),
-        (("--worker", "http://127.0.0.1:8001", "--processes", "2"), "needs --processes 1"),
     ],
 )
 def test_what_it_cannot_do_is_said(flags: tuple[str, ...], said: str) -> None:

@@ -10,9 +10,7 @@ import sys
 from pathlib import Path
 
 import httpx
-import pytest
 
-from router.http.port import DataPlane
 from tests.support.certificates import certificate, shown
 from tests.support.chaos import body
 from tests.support.fleet import running_fleet
@@ -51,18 +49,12 @@ def write(config: Path, settings: Settings) -> None:
     config.write_text("".join(f"{name} = {json.dumps(v)}\n" for name, v in settings.items()))
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
-async def test_a_stream_goes_on_while_everything_is_read_again(
-    tmp_path: Path, data_plane: DataPlane, processes: str
-) -> None:
-    if data_plane is DataPlane.ASGI and processes != "1":
-        pytest.skip("this data plane knows one process")
+async def test_a_stream_goes_on_while_everything_is_read_again(tmp_path: Path) -> None:
     certificates, lines = set_up(tmp_path)
     config = tmp_path / "evenstep.toml"
     port, admin = free_port(), free_port()
     lines["admin_port"] = admin
     serve = [sys.executable, "-m", "router.cli", "serve", "--port", str(port)]
-    serve += ["--processes", processes]
     trusted = ssl.create_default_context()
     for cert, _ in certificates:
         trusted.load_verify_locations(cert)

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.support.chaos import body
 from tests.support.fleet import running_fleet, worker_flags
@@ -68,15 +67,14 @@ def refused(log: Path, listeners: Mapping[str, socket.socket], *flags: str) -> t
         return process.wait(timeout=60), log.read_text()
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_connections_wait_while_the_router_is_restarted(tmp_path: Path, processes: str) -> None:
+def test_connections_wait_while_the_router_is_restarted(tmp_path: Path) -> None:
     with (
         running_fleet(tmp_path, "--slots", "4") as fleet,
         socket.create_server(("127.0.0.1", 0)) as http,
         socket.create_server(("127.0.0.1", 0)) as admin,
         ThreadPoolExecutor() as threads,
     ):
-        flags = ("--processes", processes, "--policy", "least_tokens", *worker_flags(fleet))
+        flags = ("--policy", "least_tokens", *worker_flags(fleet))
         listeners = {"http": http, "admin": admin}
         early = threads.submit(complete, http)
         with activated(listeners, tmp_path / "one.log", *flags) as router:
@@ -89,16 +87,14 @@ def test_connections_wait_while_the_router_is_restarted(tmp_path: Path, processe
             assert early.result() == 200
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_systemd_is_told_how_the_service_does(tmp_path: Path, processes: str) -> None:
+def test_systemd_is_told_how_the_service_does(tmp_path: Path) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as http,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told,
     ):
         told.bind(str(tmp_path / "router.notify"))
         told.settimeout(120)
-        decided = ("--processes", processes, "--policy", "least_tokens")
-        flags = (*decided, "--worker", "http://127.0.0.1:9")
+        flags = ("--policy", "least_tokens", "--worker", "http://127.0.0.1:9")
         with activated({"http": http}, tmp_path / "router.log", *flags) as router:
             assert told.recv(100) == b"READY=1"
             router.send_signal(signal.SIGHUP)

@@ -13,11 +13,6 @@ import pytest
 from tests.support.fleet import Fleet, running_fleet, worker_flags
 from tests.support.server import Server, running_router, wait_until
 
-SHAPES = {
-    "splice": ["--data-plane", "splice"],
-    "asgi": ["--data-plane", "asgi"],
-    "processes": ["--data-plane", "splice", "--processes", "2"],
-}
 # Of an engine request, at 10 ms a token.
 TOKENS, LEAST_S = 40, 0.39
 
@@ -30,9 +25,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.fixture(params=SHAPES)
+@pytest.fixture(params=["splice", "asgi"])
 def router(tmp_path: Path, fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[Server]:
-    flags = [*worker_flags(fleet), *SHAPES[request.param], "--policy", "round_robin"]
+    flags = [*worker_flags(fleet), "--data-plane", request.param, "--policy", "round_robin"]
     flags += ["--log-format", "json", "--worker-headers", "true"]
     with running_router(tmp_path, *flags) as router:
         wait_until(lambda: all(ups(router)), 60, "both engines are up")

@@ -1,7 +1,6 @@
 """A router that has no file descriptors left: it says so, and nobody else is to blame."""
 
 import contextlib
-import os
 import resource
 import socket
 from collections.abc import Iterator
@@ -15,20 +14,10 @@ from tests.support.server import wait_until
 ROOM = 60
 
 
-@pytest.fixture(params=["1", "2"])
-def front(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Front]:
-    with fronted(tmp_path, "--health-interval", "0.05", "--processes", request.param) as front:
+@pytest.fixture
+def front(tmp_path: Path) -> Iterator[Front]:
+    with fronted(tmp_path, "--health-interval", "0.05") as front:
         yield front
-
-
-def pids_of(leader: int) -> list[int]:
-    """The processes of a group."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(ValueError, ProcessLookupError, FileNotFoundError):
-            if os.getpgid(int(entry.name)) == leader:
-                found.append(int(entry.name))
-    return found
 
 
 def limit(pid: int) -> None:
@@ -39,8 +28,7 @@ def limit(pid: int) -> None:
 
 
 def test_it_answers_503_and_all_who_are_there_stay(front: Front) -> None:
-    for pid in pids_of(front.router.process.pid):
-        limit(pid)
+    limit(front.router.process.pid)
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(connect(front.port)) for _ in range(6 * ROOM)]
         wait_until(

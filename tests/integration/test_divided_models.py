@@ -5,7 +5,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.integration.test_shared_models import TIMEOUT_S, ask, assigned, up
 from tests.support.fleet import running_fleet
@@ -49,8 +48,7 @@ async def test_a_pair_and_a_worker_that_does_all_share_the_requests() -> None:
         assert [(await soon(each)).status_code for each in asked] == [200, 200]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_pairs_share_a_model_behind_proxies_too(tmp_path: Path, processes: int) -> None:
+def test_pairs_share_a_model_over_real_sockets_too(tmp_path: Path) -> None:
     flags = ("--workers", "1", "--prefill-workers", "1", "--slots", "4")
     with ExitStack() as stack:
         fleets = {name: stack.enter_context(running_fleet(tmp_path, *flags)) for name in "ab"}
@@ -60,8 +58,7 @@ def test_pairs_share_a_model_behind_proxies_too(tmp_path: Path, processes: int) 
             for spec in fleet.workers
             for flag in ("--worker", spec.replace("group=default", f"group={name}"))
         ]
-        more = () if processes == 1 else ("--processes", str(processes))
-        router = stack.enter_context(running_router(tmp_path, *workers, *more))
+        router = stack.enter_context(running_router(tmp_path, *workers))
         wait_until(lambda: up(router) == 4, 60.0, "all workers are up")
 
         async def load() -> list[int]:

@@ -32,14 +32,12 @@ ANSWERS = frozenset({200, 400, 401, 431, 503, 504})
 SIGNALS = (signal.SIGHUP, signal.SIGCONT, signal.SIGWINCH, signal.SIGURG, signal.SIGCHLD)
 
 
-@pytest.fixture(scope="module", params=["1", "2"])
-def router(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder: Path = tmp_path_factory.mktemp("extremes")
     with (
         patient_engine() as engine,
-        frugal_router(folder, "--processes", request.param, "--worker", engine) as server,
+        frugal_router(folder, "--worker", engine) as server,
     ):
         wait_until(lambda: server.get("/v1/models").json()["data"] != [], 60, "the model")
         yield server

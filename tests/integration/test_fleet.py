@@ -507,10 +507,11 @@ def test_a_group_goes_with_its_prefill_workers_group() -> None:
 def test_a_worker_has_left_the_cluster_when_its_followers_hear_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rig, known = Managed({"a": 1, "b": 1}), list[bool]()
-    monkeypatch.setattr(rig.urls, "leave", lambda one: known.append(rig.cluster.knows(one)))
+    rig, left = Managed({"a": 1, "b": 1}), list[list[str]]()
+    workers = rig.cluster.groups["default"].workers
+    monkeypatch.setattr(rig.urls, "leave", lambda _: left.append([*workers]))
     rig.fleet.remove("a")
-    assert known == [False]
+    assert left == [["b"]]
 
 
 def test_the_models_of_a_group_are_forgotten_with_it() -> None:

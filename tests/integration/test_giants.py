@@ -130,22 +130,18 @@ def send(port: int, path: str, body: bytes) -> int:
         return answer.status
 
 
-WAYS = {
-    "splice": ("--data-plane", "splice"),
-    "asgi": ("--data-plane", "asgi"),
-    "processes": ("--processes", "2"),
-}
 SOAKED = pytest.param("asgi", marks=pytest.mark.slow)
 
 
-@pytest.fixture(scope="module", params=["splice", SOAKED, "processes"])
+@pytest.fixture(scope="module", params=["splice", SOAKED])
 def router(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     folder: Path = tmp_path_factory.mktemp("giants")
+    plane = ("--data-plane", request.param)
     with (
         patient_engine() as engine,
-        frugal_router(folder, *WAYS[request.param], *NAMES, "--worker", engine) as server,
+        frugal_router(folder, *plane, *NAMES, "--worker", engine) as server,
     ):
         wait_until(lambda: server.get("/v1/models").json()["data"] != [], 60, "the model")
         yield server

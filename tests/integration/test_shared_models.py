@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.support.fleet import Fleet, running_fleet
 from tests.support.server import Server, running_router, wait_until
@@ -38,9 +37,8 @@ async def ask(http: httpx.AsyncClient, tokens: int) -> int:
     return (await http.post("/v1/completions", json=body)).status_code
 
 
-@pytest.mark.parametrize("processes", [1, 2])
 def test_all_groups_serve_it_and_one_that_dies_leaves_its_requests_to_the_others(
-    tmp_path: Path, processes: int
+    tmp_path: Path,
 ) -> None:
     with ExitStack() as stack:
         fleets: dict[str, Fleet] = {
@@ -52,8 +50,7 @@ def test_all_groups_serve_it_and_one_that_dies_leaves_its_requests_to_the_others
             for spec in fleet.workers
             for flag in ("--worker", spec.replace("group=default", f"group={name}"))
         ]
-        more = () if processes == 1 else ("--processes", str(processes))
-        router = stack.enter_context(running_router(tmp_path, *workers, *more))
+        router = stack.enter_context(running_router(tmp_path, *workers))
         wait_until(lambda: up(router) == 2 * len(GROUPS), 60.0, "all workers are up")
 
         async def load() -> list[int]:

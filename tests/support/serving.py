@@ -136,8 +136,6 @@ class _Context:
     door: Door | None
     clock: Clock = time.monotonic
     lifecycle: Lifecycle = field(default_factory=lambda: Lifecycle(EndingSettings(0.0, 30.0)))
-    processes: None = None
-    elsewhere: None = None
 
     async def metrics(self) -> bytes:
         return b"metric 1\n"

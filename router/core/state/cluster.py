@@ -73,9 +73,6 @@ class Cluster:
     def worker(self, worker_id: str) -> Worker:
         return self._group_of[worker_id].workers[worker_id]
 
-    def knows(self, worker_id: str) -> bool:
-        return worker_id in self._group_of
-
     def asks(self, group: str) -> bool:
         return self.groups[group].asks_for_content
 

@@ -177,7 +177,7 @@ class TokenRate:
 
     def tokens(self, text_bytes: int, parts: int = 0) -> int:
         per_part = self.tokens_per_part if parts else 0.0
-        return tokens_of(text_bytes, parts, self._bytes / self._tokens, per_part)
+        return math.ceil(text_bytes / self.bytes_per_token + parts * per_part)
 
     def learn(self, text_bytes: int, tokens: int, parts: int = 0) -> None:
         """With images, the text's tokens are estimated, and the rest counts as the images'."""
@@ -189,11 +189,6 @@ class TokenRate:
         elif text_bytes > 0 and tokens > 0:
             self._bytes = kept * self._bytes + text_bytes
             self._tokens = kept * self._tokens + tokens
-
-
-def tokens_of(text_bytes: int, parts: int, bytes_per_token: float, tokens_per_part: float) -> int:
-    """Tokens of a text with ``parts`` images."""
-    return math.ceil(text_bytes / bytes_per_token + parts * tokens_per_part)
 
 
 class Growth:

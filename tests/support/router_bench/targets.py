@@ -83,7 +83,6 @@ TARGETS = {
     "evenstep": Target("evenstep, bfio", _evenstep),
     "evenstep-rr": Target("evenstep, round_robin", _with("--policy", "round_robin")),
     "evenstep-asgi": Target("evenstep, bfio, --data-plane asgi", _with("--data-plane", "asgi")),
-    "evenstep-2": Target("evenstep, bfio, --processes 2", _with("--processes", "2")),
     "vllm-router": Target(
         f"{_VLLM}, round_robin", _rust(_VLLM, "vllm-router", "--log-level", "warning")
     ),

@@ -39,7 +39,7 @@ async def test_keys_and_certificate_are_taken_only_where_they_were_set() -> None
 
 def test_some_settings_take_another_start() -> None:
     assert not MARKS["port"]["live"]
-    assert not MARKS["processes"]["live"]
+    assert not MARKS["data_plane"]["live"]
 
 
 def test_every_setting_has_a_placeholder_and_the_unit_of_its_name() -> None:

@@ -17,10 +17,8 @@ from router.core.events import (
 )
 from router.core.state.cluster import Cluster
 from router.core.types import Card, Outcome, WorkerSpec
-from router.dispatch.models import ModelTable, group_of, ranks_of
-from router.processes.directory import GroupCard
+from router.dispatch.models import ModelTable
 from tests.support.core import request, snapshot, token
-from tests.support.linked import NO_DIRECTORY
 
 
 def table(*groups: str, aliases: Mapping[str, str] | None = None) -> ModelTable:
@@ -79,13 +77,14 @@ def test_a_group_without_workers_serves_only_what_no_other_does() -> None:
     cluster.leave("a")
     models.leave("a")
     assert shared == [[("a",), ("b",)]]
-    assert models.by_group == {"llama": "b", "sql": "a"}
+    assert [models.group(name) for name in ("llama", "sql")] == ["b", "a"]
     cluster.leave("b")
     models.leave("b")
-    assert models.by_group == {"llama": "b", "sql": "a"}
+    assert [models.group(name) for name in ("llama", "sql")] == ["b", "a"]
     assert len(shared) == 1
     cluster.dissolve("a")
-    assert models.by_group == {"llama": "b"}
+    assert models.names == ["llama"]
+    assert models.group("llama") == "b"
 
 
 def pair() -> tuple[Cluster, ModelTable]:
@@ -181,7 +180,7 @@ def test_of_lines_with_a_queue_each_the_least_full_is_chosen() -> None:
         if number == 2:
             cluster.apply(Dispatched(token(0), "px"))
     assert chosen == [*"xyzxyz"]
-    assert (models.route("sql").group, models.route("sql").divided) == ("z", False)
+    assert models.route("sql").group == "z"
     assert models.route("llama").lacks == frozenset()
 
     cluster.apply(WorkerDown("x", "gone"))
@@ -284,8 +283,10 @@ def test_an_alias_goes_before_a_model_of_that_name() -> None:
 
 
 def test_of_a_long_name_the_begin_is_repeated() -> None:
+    models = table("one")
+    models.learn("one", cards("m"))
     with pytest.raises(UnknownModelError) as refused:
-        group_of("x" * 1_000_000, {"m": "g"}, lambda: ["m"])
+        models.group("x" * 1_000_000)
 
     assert refused.value.message == (f"The model `{'x' * 200}…` does not exist. Valid aliases: m.")
 
@@ -314,9 +315,6 @@ def test_a_rank_leaves_only_its_workers() -> None:
         models.all_but("default", 0, none)
     with pytest.raises(NoWorkerError, match="no worker of data-parallel rank 2 is up"):
         models.all_but("default", 2, none)
-    card = GroupCard(4.0, None, frozenset("ab"), ranks=ranks_of(cluster.groups["default"]))
-    told = msgspec.structs.replace(NO_DIRECTORY, groups={"default": card})
-    assert told.all_but("default", 4, none) == {"b", "c"}
 
 
 def test_only_groups_that_ask_get_content_and_adapters_are_told_apart() -> None:
@@ -325,28 +323,15 @@ def test_only_groups_that_ask_get_content_and_adapters_are_told_apart() -> None:
     models = ModelTable(cluster, {"alias": "lora"}, asks={"one"}.__contains__, tokenizers=folders)
     models.learn("a", {**cards("base"), "lora": {"id": "lora", "parent": "base"}})
     models.learn("b", cards("other"))
-    card = GroupCard(4.0, None, frozenset())
-    told = msgspec.structs.replace(
-        NO_DIRECTORY,
-        groups={"one": msgspec.structs.replace(card, asks=True), "two": card},
-        models=dict(models.by_group),
-        aliases=models.aliases,
-        adapters=models.adapters,
-        tokenizers=folders,
-    )
-    for source in (models, told):
-        assert source.cached_as("base") == ("base", "", "own")
-        assert source.cached_as("lora") == source.cached_as("alias") == ("lora", "lora", "any")
-        for name in ("other", "unknown", None):
-            assert source.cached_as(name) is None, "of no group that asks, or of no one group"
+    assert models.cached_as("base") == ("base", "", "own")
+    assert models.cached_as("lora") == models.cached_as("alias") == ("lora", "lora", "any")
+    for name in ("other", "unknown", None):
+        assert models.cached_as(name) is None, "of no group that asks, or of no one group"
 
 
 def test_without_a_name_the_only_group_counts() -> None:
     models = ModelTable(Cluster([WorkerSpec("a", "")]), asks=lambda _: True)
-    told = msgspec.structs.replace(
-        NO_DIRECTORY, groups={"default": GroupCard(4.0, None, frozenset(), asks=True)}
-    )
-    assert models.cached_as(None) == told.cached_as(None) == ("", "", "")
+    assert models.cached_as(None) == ("", "", "")
     assert table("a").cached_as(None) is None
 
 

@@ -47,7 +47,4 @@
 {{- if and $v.tls (eq $v.mode "pick") -}}
 {{- fail "tls is for the clients' port of mode serve: in mode pick clients connect to the gateway" -}}
 {{- end -}}
-{{- if and (gt (int $v.replicas) 1) (gt (int ($v.settings.processes | default 1)) 1) -}}
-{{- fail "settings.processes and replicas exclude each other: several processes of one pod, or several pods" -}}
-{{- end -}}
 {{- end -}}

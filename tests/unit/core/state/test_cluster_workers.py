@@ -42,9 +42,11 @@ def test_a_newcomer_is_down_until_it_is_said_to_be_up() -> None:
 
 def test_a_worker_is_known_from_its_coming_to_its_going() -> None:
     cluster = cluster_of(WorkerSpec("a", "http://a"), WorkerSpec("b", "http://b"))
-    assert cluster.knows("b")
+    assert cluster.worker("b").spec.id == "b"
     cluster.leave("b")
-    assert (cluster.knows("a"), cluster.knows("b")) == (True, False)
+    assert [*cluster.groups["default"].workers] == ["a"]
+    with pytest.raises(KeyError):
+        cluster.worker("b")
 
 
 def test_two_workers_of_one_id_are_refused() -> None:
