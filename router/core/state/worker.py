@@ -32,6 +32,7 @@ from router.core.types import (
 )
 
 UNBOUNDED = 1 << 30
+_MOST_ABORTED = 4096
 _NOT_CHECKED = "not checked yet"
 
 
@@ -90,6 +91,7 @@ class Worker:
         self._asked: set[str] = set()
         self.gaps = self.preemptions = 0
         self._in_flight: dict[str, _InFlight] = {}
+        self._aborted: dict[str, None] = {}
         # Number of engine requests that no snapshot shows, by token.
         self.unseen: dict[str, int] = {}
         self._view: WorkerView | None = None  # the last one, while it holds but for the rates
@@ -309,6 +311,10 @@ class Worker:
         if complete and self.feed is not None:
             self.feed.forget(request_id)
             self._note_departures(self.feed)
+        if not complete:
+            self._aborted[request_id] = None
+            if len(self._aborted) > _MOST_ABORTED:
+                del self._aborted[next(iter(self._aborted))]
         if self.feed is None:
             for number, prompt, generated, cap, seen in self._unseen_parts(request_id):
                 left = Departure(number, prompt, generated, complete, cap, from_tokens=seen)
@@ -420,12 +426,15 @@ class Worker:
                     self.unseen[token] = parts
 
     def _note_departures(self, feed: Feed) -> None:
-        """Collect departures; own requests that left before the engine dropped them: aborted."""
+        """Collect departures; own requests that left before the engine dropped them: aborted.
+
+        Those of other routers count as their engines tell.
+        """
         for token, departure in feed.departures:
             flight = None if token is None else self._in_flight.get(token)
             if flight is not None:
                 flight.ended_tokens += departure.completed * departure.generated_tokens
-            elif token is not None:
+            elif token in self._aborted:
                 departure = msgspec.structs.replace(departure, completed=False)
             self.departures.append(departure)
         feed.departures.clear()

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from router.core.events import Ended, FeedStale, Progressed, Returned, WorkerDown
 from router.core.forecast.forecast import NO_CAP
 from router.core.state.cluster import Cluster
@@ -86,6 +88,25 @@ def test_who_leaves_by_itself_completed_and_who_was_aborted_did_not() -> None:
     assert left(cluster) == [(6, True), (6, False)]
     show(cluster, snapshot("full", 5))
     assert left(cluster) == [(7, False)]  # the foreign one, which went unseen
+
+
+def test_who_leaves_of_another_routers_requests_is_believed() -> None:
+    cluster = cluster_of()
+    show(cluster, snapshot("full", 1, running(part(1), 100, 5)))
+    show(cluster, snapshot("delta", 2, finished=(part(1),)))
+    assert left(cluster) == [(6, True)]
+
+
+def test_of_many_aborted_requests_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.core.state.worker._MOST_ABORTED", 1)
+    cluster = cluster_of()
+    for number in (1, 2):
+        send(cluster, request(number))
+    show(cluster, snapshot("full", 1, *(running(part(i), 100, 5) for i in (1, 2))))
+    for number in (1, 2):
+        cluster.apply(Ended(token(number), Outcome.ABORTED))
+    show(cluster, snapshot("delta", 2, finished=(part(1), part(2))))
+    assert left(cluster) == [(6, True), (6, False)]
 
 
 def test_own_counts_know_who_leaves_too() -> None:
