@@ -174,3 +174,17 @@ def engine_steps() -> str:
         f"{errors['decode']:.1%} if it only decodes ({steps['decode']} steps), and of "
         f"{errors['prompts']:.1%} if it has prompts ({steps['prompts']})."
     )
+
+
+def pick_cost() -> Table:
+    """CPU of gateway and picker for a request, beside the router's own."""
+    figures = kept("pick/cost.json")
+    rows, parts = [], ("envoy_us", "router_us", "both_us")
+    for name, what in figures["targets"].items():
+        if name == "evenstep-2":  # was measured as well, and is no more
+            continue
+        each = [figures["medians"][test][name] for test in ("unary", "stream")]
+        rows.append((what, *(f"{of[part]:,.0f}" for of in each for part in parts)))
+    said = ("Envoy", "picker or router", "both")
+    header = [f"{test}: {part}" for test in ("at once", "stream") for part in said]
+    return words_table(("CPU us a request", *header), rows)

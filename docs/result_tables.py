@@ -272,6 +272,7 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "prompts on ranks": engine_tables.prompts_on_ranks,
     "serving, live": engine_tables.serving_live,
     "serving, live, prefixes": partial(engine_tables.serving_live, "live/serving_prefixes.json"),
+    "pick cost": engine_tables.pick_cost,
     "plug-in cost": engine_tables.plugin_cost,
     "snapshot cost": engine_tables.ingest_cost,
     "prefix index cost": prefix_tables.index_cost,

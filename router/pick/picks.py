@@ -37,9 +37,9 @@ _FAIRNESS = (b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id
 _LONGEST_NAME = 128
 
 _LOOK_S = 0.25
-# Looks in a row at snapshots without a request, after which it is over: where nobody else tells
-# ends; where a gateway's log does; and of a request that was never there.
-_ABSENCES, _ABSENCES_LOGGED, _ABSENCES_UNSEEN = 4, 20, 240
+# Looks in a row at snapshots without a request, after which it is over; the second, where a
+# gateway's log should tell, or it was never there.
+_ABSENCES, _ABSENCES_LONG = 4, 20
 
 
 class Beside:
@@ -203,16 +203,16 @@ class Picks:
 
     def _seen(self, pick: Pick) -> tuple[By, Outcome | None, int]:
         """How it has ended if this is seen so often in a row; None: it may go on."""
-        patience = _ABSENCES_LOGGED if self.logged else _ABSENCES
+        patience = _ABSENCES_LONG if self.logged else _ABSENCES
         if self.cluster.worker(pick.worker.id).feed is None:
             return "stream", None if self.logged else pick.forsaken, patience
         sight, cancelled = self.cluster.sight(pick.request.id), pick.forsaken is Outcome.ABORTED
         if sight is Sight.HERE:
             return "snapshot", None, patience
-        if sight is Sight.UNSEEN and not cancelled:
-            patience = _ABSENCES_UNSEEN
+        if cancelled or sight is Sight.UNSEEN:  # its client left before it was sent
+            return "snapshot", Outcome.ABORTED, patience if cancelled else _ABSENCES_LONG
         outcome = Outcome.COMPLETED if sight is Sight.ENDED else Outcome.FAILED
-        return "snapshot", Outcome.ABORTED if cancelled else outcome, patience
+        return "snapshot", outcome, patience
 
     # The HTTP form.
 

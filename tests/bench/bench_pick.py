@@ -32,7 +32,6 @@ CODE = (
     "deploy/envoy",
     "router/access",
     "router/pick",
-    "router/processes",
     "tests/support/router_bench",
     "tests/bench/bench_router.py",
     "tests/bench/bench_pick.py",
@@ -64,7 +63,6 @@ def gateway(form: str) -> Callable[[int, int, Fleet, Path], list[str]]:
 
 COMPARED = {
     "evenstep": TARGETS["evenstep"],
-    "evenstep-2": TARGETS["evenstep-2"],
     "pick-http": Target("Envoy, evenstep pick by ext_authz", gateway("http")),
     "pick-ext-proc": Target("Envoy, evenstep pick by ext_proc", gateway("ext_proc")),
     "minimal": Target("Envoy, a picker over grpc.aio that decides nothing", gateway("minimal")),
