@@ -40,7 +40,7 @@ class Tracer:
     def __init__(self, endpoint: str) -> None:
         try:
             trace = import_module("opentelemetry.sdk.trace")
-            exporter = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+            exporter = import_module("opentelemetry.exporter.otlp.json.http.trace_exporter")
         except ImportError:
             said = "--otlp-traces-endpoint needs OpenTelemetry: pip install 'evenstep[tracing]'"
             raise ConfigError(said) from None

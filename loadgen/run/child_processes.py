@@ -7,11 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Self, TypeVar, cast
+from typing import Self, TypeVar
 
 from router.core.errors import ConfigError, EvenstepError
 
@@ -35,14 +36,13 @@ class Child:
 
     def __enter__(self) -> Self:
         try:
-            with _held_signals() as before, self._log.open("wb") as log:
+            with _held_signals(), self._log.open("wb") as log:
                 self._process = subprocess.Popen(
                     self._command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
                 )
         except BaseException:
             # A held interrupt arrives here, when the process is known and can be ended.
@@ -133,14 +133,28 @@ def _is_free(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def _held_signals() -> Iterator[set[signal.Signals]]:
-    """Hold the signals that end the demo until the block has ended; yield the previous mask."""
+def _held_signals() -> Iterator[None]:
+    """Hold the signals that end the demo until the block has ended.
+
+    By handlers: a mask would hold none where the process has other threads.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # handlers run in the main thread alone
+        return
+    held: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = cast("set[signal.Signals]", signal.pthread_sigmask(signal.SIG_BLOCK, numbers))
+    before = {number: signal.getsignal(number) for number in numbers}
+    # One that is ignored stays so, for the child too.
+    caught = [number for number, now in before.items() if now not in (signal.SIG_IGN, None)]
+    for number in caught:
+        signal.signal(number, lambda number, _: held.append(number))
     try:
-        yield before
+        yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number in caught:
+            signal.signal(number, before[number])
+        for number in held:
+            signal.raise_signal(number)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,14 @@ def children() -> set[int]:
     return {int(pid) for pid in listed.split()}
 
 
+@pytest.mark.parametrize("threads", [0, 1])
 def test_an_interrupt_while_a_child_starts_ends_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
+    done = threading.Event()
+    others = [threading.Thread(target=done.wait) for _ in range(threads)]
+    for other in others:
+        other.start()
     start = subprocess.Popen
 
     def interrupted(*arguments: Any, **settings: Any) -> subprocess.Popen[bytes]:
@@ -44,6 +50,7 @@ def test_an_interrupt_while_a_child_starts_ends_it(
             pytest.fail("the block was entered")
     finally:
         signal.signal(signal.SIGINT, earlier)
+        done.set()
     assert children() == before
 
 

@@ -1,15 +1,16 @@
-"""A collector of traces: OTLP over HTTP, read by OpenTelemetry's own protobufs."""
+"""A collector of traces: OTLP over HTTP, read by the classes made of OpenTelemetry's protobufs."""
 
 import contextlib
 import gzip
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Condition, Thread
 from typing import Any
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.proto_json.collector.trace.v1.trace_service import ExportTraceServiceRequest
+from opentelemetry.proto_json.trace.v1.trace import Span
 
 TIMEOUT_S = 60
 
@@ -30,14 +31,20 @@ class Collector:
 
     def take(self, body: bytes) -> None:
         with self.arrived:
-            for told in ExportTraceServiceRequest.FromString(body).resource_spans:
+            for told in ExportTraceServiceRequest.from_dict(json.loads(body)).resource_spans:
+                assert told.resource is not None
                 self.resources.append(attributes(told.resource.attributes))
                 self.spans += [span for scope in told.scope_spans for span in scope.spans]
             self.arrived.notify_all()
 
 
 def attributes(pairs: Any) -> dict[str, Any]:
-    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in pairs}
+    return {pair.key: _value(pair.value) for pair in pairs}
+
+
+def _value(told: Any) -> Any:
+    kinds = (told.string_value, told.bool_value, told.int_value, told.double_value)
+    return next(kind for kind in kinds if kind is not None)
 
 
 @contextlib.contextmanager
