@@ -153,8 +153,8 @@ def _held_signals() -> Iterator[None]:
     finally:
         for number in caught:
             signal.signal(number, before[number])
-        for number in held:
-            signal.raise_signal(number)
+        for each in held:
+            signal.raise_signal(each)
 
 
 @contextlib.contextmanager
