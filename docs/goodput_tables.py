@@ -1,4 +1,4 @@
-"""Table of requests that meet their targets."""
+"""Tables of requests that meet their targets, and of requests over several groups."""
 
 from collections.abc import Mapping
 from statistics import fmean
@@ -30,3 +30,15 @@ def goodput(parts: Mapping[str, Figures] | None = None) -> Table:
             cells += [f"{value:.3g}" for value in (best, row[mix, _SMALLER], row[mix, _OWN])]
         shown.append(cells)
     return Table(("trace, load, rate", *header), shown)
+
+
+def groups_latency() -> Table:
+    """Mean latency over groups, by which one is slow and by load."""
+    rules = ("bfio", "jffc", "sed", "least_prefill")
+    rows = []
+    for slow, part in kept("barriers/barriers.json").items():
+        for row in part["rows"]:
+            title = f"the {'4' if slow == 'four' else 'second 8'} at half speed, {row['load']:.0%}"
+            cells = [f"{row[rule]:.3f}" for rule in rules]
+            rows.append([title, *cells, f"{row['of_best']:.2f}"])
+    return Table(("", "evenstep", *rules[1:], "of the best"), rows)
