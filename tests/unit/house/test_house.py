@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -87,6 +88,12 @@ def test_the_folders_of_unit_tests_are_those_of_the_source() -> None:
     known = sources | {path.relative_to("router") for path in sources if path.parts[0] == "router"}
 
     assert tested - known == {Path("house")}
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """Pytest could not read both in one run."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, files in names.items() if files > 1] == []
 
 
 def test_names_say_what_things_are() -> None:

@@ -1,8 +1,8 @@
-"""Which hosts only this machine can reach."""
+"""Which hosts only this machine can reach; how an end begins."""
 
 import pytest
 
-from router.http.port import is_loopback
+from router.http.port import EndingSettings, Lifecycle, is_loopback
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,12 @@ def test_names_of_this_machine(host: str) -> None:
 )
 def test_names_that_others_may_reach(host: str) -> None:
     assert not is_loopback(host)
+
+
+def test_the_drain_is_told_once_it_begins() -> None:
+    told: list[bool] = []
+    lifecycle = Lifecycle(EndingSettings(drain_delay_s=0.0, grace_s=1.0))
+    lifecycle.drain()  # nobody asked to be told
+    lifecycle = Lifecycle(lifecycle.settings, on_drain=lambda: told.append(lifecycle.draining))
+    lifecycle.drain()
+    assert told == [True]
