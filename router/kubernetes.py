@@ -68,7 +68,10 @@ class Kubernetes:
             raise KubernetesError(0, str(error) or type(error).__name__) from None
         if not answer.is_success:
             raise KubernetesError(answer.status_code, f"{method} {path}: {_told(answer)}")
-        return answer.json()
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise KubernetesError(0, f"{method} {path}: {error}") from None
 
     async def follow(self, path: str, **query: object) -> AsyncIterator[Sequence[Object]]:
         """All objects of a collection, at first and after each change, for ever.
@@ -89,7 +92,7 @@ class Kubernetes:
                 if not version:
                     listed = await self.ask("GET", path, **query)
                     version = listed["metadata"]["resourceVersion"]
-                    objects = {each["metadata"]["name"]: each for each in listed["items"]}
+                    objects = {each["metadata"]["name"]: each for each in listed["items"] or ()}
                     yield list(objects.values())
                 async for kind, each in self._watch(path, version, query):
                     version, delay_s = each["metadata"]["resourceVersion"], _FIRST_DELAY_S
@@ -99,9 +102,12 @@ class Kubernetes:
                     if kind == "DELETED":
                         del objects[each["metadata"]["name"]]
                     yield list(objects.values())
-            except KubernetesError as error:
-                if error.status == _GONE:  # the server no longer knows what has changed since
-                    version = ""
+                # A watch that ends at once must not be asked again without end.
+                await asyncio.sleep(_FIRST_DELAY_S)
+            except (KubernetesError, KeyError, TypeError, OSError) as error:
+                # The last three: an answer of another form; a token that cannot be read.
+                if isinstance(error, KubernetesError) and error.status == _GONE:
+                    version = ""  # the server no longer knows what has changed since
                 else:
                     log.warning("%s; what is known of %s stays", error, path)
                 await asyncio.sleep(delay_s * random.uniform(0.5, 1))

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,12 +45,17 @@ class EndpointSlices:
             yield _all(
                 lambda place: self._given.workers(*place),
                 {
-                    (each["addresses"][0], tuple(port["port"] for port in one.get("ports") or ()))
+                    (each["addresses"][0], tuple(sorted(_ports(one))))
                     for one in slices
                     for each in one.get("endpoints") or ()
                     if not (each.get("conditions") or {}).get("terminating")
                 },
             )
+
+
+def _ports(slice_: Object) -> Iterator[int]:
+    # A port without a number is any.
+    return (port["port"] for port in slice_.get("ports") or () if port.get("port"))
 
 
 class LeaderWorkerSet:

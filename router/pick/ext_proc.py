@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, MutableSet
 from contextlib import suppress
 from typing import Any
+from urllib.parse import unquote
 
 from envoy.config.core.v3.base_pb2 import HeaderValueOption
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
@@ -137,7 +138,7 @@ class _Stream:
         self._scope = {
             "type": "http",
             "method": known.get(b":method", b"").decode("latin-1"),
-            "path": path.decode("latin-1"),
+            "path": unquote(path.decode("latin-1")),  # as engines read it
             "query_string": query,
             "headers": given,
         }

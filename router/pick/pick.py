@@ -79,6 +79,11 @@ def removed(headers: Iterable[Header], *, keys: bool) -> list[bytes]:
     return [name for name in ((*_KEYS, _RANK) if keys else (_RANK,)) if name not in given]
 
 
+def authorized(headers: Iterable[Header], removed: Iterable[bytes]) -> Answer:
+    """What Envoy's ``ext_authz`` takes: headers for the engine, and those to remove."""
+    return Answer(200, b"", (*headers, (b"x-envoy-auth-headers-to-remove", b",".join(removed))))
+
+
 @cache
 def address_of(url: str) -> str:
     """``ip:port``, as gateways know an engine; ConfigError: the URL has a name, or no port."""
@@ -125,8 +130,7 @@ class Pick:
         headers = await self.place()
         if client.gone:
             self._picks.end(self, Told(0, client_left=True), "answer")
-        removed = b",".join(self._picks.removed(headers))
-        client.answer(Answer(200, b"", (*headers, (b"x-envoy-auth-headers-to-remove", removed))))
+        client.answer(authorized(headers, self._picks.removed(headers)))
 
     async def place(self) -> list[Header]:
         """Headers for the engine, and the gateway, once there is a worker.
@@ -150,11 +154,18 @@ class Pick:
             if request.targets is not None and isinstance(error, EvenstepError):
                 context.port.judged(request.group, "queue")
             raise
+        try:
+            headers = self._headers()
+        except BaseException:
+            context.port.end(request, Outcome.FAILED)
+            raise
         now_s = context.clock()
         self.pool_s = now_s - request.arrival_s
-        self.until_s = now_s + (_UNHEARD_S if limit_s is None else limit_s)
+        # A client's own limit ends its wait, not the engine's work.
+        longest_s = context.settings.deadlines.request_timeout_s
+        self.until_s = now_s + (_UNHEARD_S if longest_s is None else longest_s)
         self._picks.keep(self)
-        return self._headers()
+        return headers
 
     def _headers(self) -> list[Header]:
         worker, head = self.worker, self.asked.head

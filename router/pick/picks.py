@@ -19,7 +19,16 @@ from router.core.errors import InvalidRequestError, NoWorkerError
 from router.core.state.cluster import Cluster
 from router.core.types import Outcome, Sight, WorkerSpec
 from router.dispatch.models import Route
-from router.pick.pick import DESTINATION, By, Pick, PickCounts, Told, address_of, removed
+from router.pick.pick import (
+    DESTINATION,
+    By,
+    Pick,
+    PickCounts,
+    Told,
+    address_of,
+    authorized,
+    removed,
+)
 from router.proxy.answers import Answer, Header, header
 from router.proxy.beside_pool import Aside
 from router.proxy.body import model_in
@@ -45,14 +54,14 @@ _ABSENCES, _ABSENCES_LONG = 4, 20
 class Beside:
     """A request that needs no slot: it goes to the least busy worker at once."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
+    def __init__(self, picks: "Picks", headers: list[Header]) -> None:
+        self._picks, self._headers = picks, headers
 
     async def serve(self, client: Client) -> None:
-        client.answer(Answer(200, b"", tuple(await self.place())))
+        client.answer(authorized(self._headers, self._picks.removed(self._headers)))
 
     async def place(self) -> list[Header]:
-        return [(DESTINATION, self._endpoint.encode())]
+        return self._headers
 
 
 class Picks:
@@ -134,7 +143,11 @@ class Picks:
             workers = [worker for group in groups for worker in group.workers.values()]
             outside = frozenset(w.spec.id for w in workers if address_of(w.spec.url) not in subset)
         worker = self._aside.choose(groups, outside, models.lacking(model))
-        return Beside(address_of(worker.spec.url))
+        self._aside.sent(worker)
+        headers = [(DESTINATION, address_of(worker.spec.url).encode())]
+        if worker.spec.url in self._context.relay.ranked:
+            headers.append((b"x-data-parallel-rank", str(worker.spec.rank).encode()))
+        return Beside(self, [*headers, *self._context.relay.client.credentials])
 
     # What was given to a gateway.
 
@@ -198,7 +211,7 @@ class Picks:
             pick.absences = 0 if outcome is None else pick.absences + 1
             if outcome is not None and pick.absences >= patience:
                 self.end(pick, Told(0), by, outcome)
-            elif now_s > pick.until_s:
+            elif now_s > pick.until_s and by != "snapshot":  # which knows better
                 self.end(pick, Told(0), "unheard", Outcome.EXPIRED)
 
     def _seen(self, pick: Pick) -> tuple[By, Outcome | None, int]:
@@ -227,6 +240,8 @@ class Picks:
         return None
 
     async def _authorize(self, _: ServingContext, scope: Scope, body: bytes) -> Serves:
+        # Over HTTP it could only be the client's.
+        scope["headers"] = [each for each in scope["headers"] if each[0] != SUBSET]
         pick = await self.of(scope, body)
         if isinstance(pick, Pick) and pick.asked.body is not body:
             raise InvalidRequestError(

@@ -71,12 +71,15 @@ class Aside:
             key=lambda worker: (worker.in_flight + worker.aside, self._sent[worker.spec.id]),
         )
 
+    def sent(self, worker: Worker) -> None:
+        self._sent[worker.spec.id] += 1
+
     def begin(self, worker: Worker, attempt: str) -> None:
         self.context.dispatcher.deciders[worker.spec.group].stats.beside += 1
         worker.breaker.sent(attempt)
         worker.aside += 1
         self.in_flight += 1
-        self._sent[worker.spec.id] += 1
+        self.sent(worker)
 
     def end(self, worker: Worker, attempt: str) -> None:
         worker.breaker.gone(attempt)

@@ -112,6 +112,7 @@ class SplitRelay(Relay):
                 worker = await waiter
             except NoWorkerError:
                 return self._go_whole()
+            self._context.leading.check()
             self._prefills_left -= 1
             try:
                 answer = await self._compute(worker)

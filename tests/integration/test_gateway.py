@@ -259,3 +259,16 @@ async def test_others_go_to_any_worker_at_once(tmp_path: Path, ext_proc: bool) -
         await exchange.answer(b"{}")
         await soon(holding)
         await settled(gate)
+
+
+async def test_others_are_dealt_evenly(tmp_path: Path, ext_proc: bool) -> None:
+    async with (
+        scripted(2) as engines,
+        gateway(tmp_path, engines, ext_proc=ext_proc, slots=1) as gate,
+    ):
+        for engine in (*engines, *engines):
+            body = {"model": "tiny", "input": "a"}
+            asked = asyncio.create_task(gate.router.http.post("/v1/embeddings", json=body))
+            await (await engine.next()).answer(b"{}")
+            assert (await soon(asked)).status_code == 200
+        await settled(gate)
