@@ -10,8 +10,8 @@ from router.core.errors import UnknownKeyError
 # Open as in vLLM: monitoring needs no key.
 OPEN = frozenset({"/health", "/ready", "/version", "/metrics"})
 
-# Anthropic's clients send the second one.
-_SHOWN_IN = (b"authorization", b"x-api-key")
+# Headers that show a key. Anthropic's clients send the second one.
+SHOWN_IN = (b"authorization", b"x-api-key")
 
 Header = tuple[bytes, bytes]
 
@@ -32,7 +32,7 @@ class Door:
         UnknownKeyError: the request has no valid key; KeyLimitError: it has reached a limit.
         """
         headers = scope["headers"]
-        scope["headers"] = [each for each in headers if each[0] not in _SHOWN_IN]
+        scope["headers"] = [each for each in headers if each[0] not in SHOWN_IN]
         if self._keys is None or scope["path"] in OPEN:
             return None
         shown = shown_key(headers)
@@ -54,7 +54,7 @@ class Door:
 
 def shown_key(headers: Iterable[Header]) -> bytes | None:
     """The key in the headers; None if there is none, or more than one."""
-    shown = [(name, value.strip()) for name, value in headers if name in _SHOWN_IN]
+    shown = [(name, value.strip()) for name, value in headers if name in SHOWN_IN]
     if len(shown) != 1:
         return None
     name, value = shown[0]

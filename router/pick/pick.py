@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
+from router.access.door import SHOWN_IN
 from router.core.errors import (
     ConfigError,
     EvenstepError,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 DESTINATION = b"x-gateway-destination-endpoint"
 _TRACE = (b"traceparent", b"tracestate")
 # Not passed on to engines, unless the router says so.
-_KEYS, _RANK = (b"authorization", b"x-api-key"), b"x-data-parallel-rank"
+_RANK = b"x-data-parallel-rank"
 # Further endpoints that a gateway may try.
 _FALLBACKS = 2
 # Longest life of a request whose end nobody tells, where no timeout is set.
@@ -76,7 +77,7 @@ class PickCounts:
 def removed(headers: Iterable[Header], *, keys: bool) -> list[bytes]:
     """Headers of a client that engines must not see; ``keys``: whether it shows keys to us."""
     given = {name for name, _ in headers}
-    return [name for name in ((*_KEYS, _RANK) if keys else (_RANK,)) if name not in given]
+    return [name for name in ((*SHOWN_IN, _RANK) if keys else (_RANK,)) if name not in given]
 
 
 def authorized(headers: Iterable[Header], removed: Iterable[bytes]) -> Answer:
@@ -148,16 +149,12 @@ class Pick:
                     waiting.within(limit_s, late)
                 self.worker = await context.port.submit(request)
                 context.leading.check()
+                headers = self._headers()
         except BaseException as error:
             left = isinstance(error, asyncio.CancelledError) and not self._picks.closed
             context.port.end(request, Outcome.ABORTED if left else Outcome.FAILED)
             if request.targets is not None and isinstance(error, EvenstepError):
                 context.port.judged(request.group, "queue")
-            raise
-        try:
-            headers = self._headers()
-        except BaseException:
-            context.port.end(request, Outcome.FAILED)
             raise
         now_s = context.clock()
         self.pool_s = now_s - request.arrival_s
