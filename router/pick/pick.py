@@ -177,15 +177,19 @@ class Pick:
         return worker.rank if worker.url in self._context.ranked else None
 
     def _others(self, rank: int | None) -> list[str]:
-        """Endpoints with room that could serve it as it is sent, the next ones in their order."""
+        """Endpoints that could serve it as it is sent: those with room first, else in their order.
+
+        Without room it waits in the engine; without an endpoint the gateway would take any.
+        """
         found = [address_of(self.worker.url)]
         workers = list(self._picks.cluster.group_of(self.worker.id).workers.values())
         at = next(i for i, each in enumerate(workers) if each.spec.id == self.worker.id)
-        for each in (*workers[at + 1 :], *workers[:at]):
+        next_ = (*workers[at + 1 :], *workers[:at])
+        for each in sorted(next_, key=lambda worker: not worker.free_slots):
             if len(found) > _FALLBACKS:
                 break
             fits = each.spec.id not in self.request.lacks and self._rank_sent(each.spec) == rank
-            if fits and each.takes and each.free_slots and address_of(each.spec.url) not in found:
+            if fits and each.takes and address_of(each.spec.url) not in found:
                 found.append(address_of(each.spec.url))
         return found[1:]
 
