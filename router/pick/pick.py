@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 DESTINATION = b"x-gateway-destination-endpoint"
 _TRACE = (b"traceparent", b"tracestate")
-# Not passed on to engines, unless the router says so.
-_RANK = b"x-data-parallel-rank"
+# Not passed on to engines, unless the router says so; the second is for llm-d's sidecar, which has
+# the prompt computed there.
+_RANK, _PREFILLER = b"x-data-parallel-rank", b"x-prefiller-host-port"
 # Further endpoints that a gateway may try.
 _FALLBACKS = 2
 # Longest life of a request whose end nobody tells, where no timeout is set.
@@ -77,7 +78,8 @@ class PickCounts:
 def removed(headers: Iterable[Header], *, keys: bool) -> list[bytes]:
     """Headers of a client that engines must not see; ``keys``: whether it shows keys to us."""
     given = {name for name, _ in headers}
-    return [name for name in ((*SHOWN_IN, _RANK) if keys else (_RANK,)) if name not in given]
+    names = (*(SHOWN_IN if keys else ()), _RANK, _PREFILLER)
+    return [name for name in names if name not in given]
 
 
 def authorized(headers: Iterable[Header], removed: Iterable[bytes]) -> Answer:
@@ -170,8 +172,12 @@ class Pick:
         headers = headers_up((), self.request.id, rank, head.client_id)
         endpoints = [address_of(worker.url), *self._others(rank)]
         directed = DESTINATION, ",".join(endpoints).encode()
-        traced = [each for each in self.scope["headers"] if each[0] in _TRACE]
-        return [directed, *headers, *traced, *self._context.client.credentials]
+        headers += [each for each in self.scope["headers"] if each[0] in _TRACE]
+        if (
+            prefiller := self._picks.prefiller(self.asked.prefills, self.request.lacks)
+        ) is not None:
+            headers.append((_PREFILLER, address_of(prefiller.url).encode()))
+        return [directed, *headers, *self._context.client.credentials]
 
     def _rank_sent(self, worker: WorkerSpec) -> int | None:
         return worker.rank if worker.url in self._context.ranked else None

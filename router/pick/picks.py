@@ -8,6 +8,7 @@ answer with 200 says in headers where it is to go; any other is for the client. 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import cast
 
@@ -148,6 +149,16 @@ class Picks:
         if worker.spec.url in self._context.relay.ranked:
             headers.append((b"x-data-parallel-rank", str(worker.spec.rank).encode()))
         return Beside(self, [*headers, *self._context.relay.client.credentials])
+
+    def prefiller(self, group: str | None, lacks: frozenset[str]) -> WorkerSpec | None:
+        """The least busy worker of a prefill group; None: there is none."""
+        if (found := self.cluster.groups.get(group or "")) is None:
+            return None
+        with suppress(NoWorkerError):  # then a decode worker computes it
+            worker = self._aside.choose([found], frozenset(), lacks)
+            self._aside.sent(worker)
+            return worker.spec
+        return None
 
     # What was given to a gateway.
 

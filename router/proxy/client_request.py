@@ -149,6 +149,7 @@ class ClientRequest:
 
     ``target``: path and query, the query byte for byte. ``body``: unchanged unless a model's alias
     is replaced. ``headers``: without the client's key. ``timeout_s``: client's limit on the answer.
+    ``prefills``: group of workers that may compute its prompt.
     """
 
     head: RequestHead
@@ -157,6 +158,7 @@ class ClientRequest:
     headers: Sequence[tuple[bytes, bytes]]
     dialect: Dialect
     timeout_s: float | None = None
+    prefills: str | None = None
     line: RequestLine | None = None
 
     @classmethod

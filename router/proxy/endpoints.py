@@ -61,7 +61,7 @@ async def relay_of(
 ) -> Serves:
     """The relay of a request; RequestError: it is invalid; NoWorkerError: no model is known yet.
 
-    ``make``: another than a relay; such a request is not split. ``barred``: workers that must not
+    ``make``: another than a relay; it sees to the prompt itself. ``barred``: workers that must not
     receive it.
     """
     endpoint, models = ENDPOINTS[scope["path"]], context.models
@@ -75,8 +75,7 @@ async def relay_of(
     if route.most_slots is not None and parsed.slots > route.most_slots:
         raise too_many_slots(parsed.slots, route.most_slots)
     prefills = route.prefills
-    splittable = make is None and _splittable(parsed, context.relay)
-    if prefills is not None and not (splittable and few_fields(body)):
+    if prefills is not None and not (_splittable(parsed, context.relay) and few_fields(body)):
         prefills = None
     head, lacks = head_of(scope), barred(route)
     if context.relay.settings.client_ranks and (rank := head.rank()) is not None:
@@ -90,7 +89,7 @@ async def relay_of(
         partial(models.tokens, route.group),
         context.clock(),
         id=head.token,
-        group=prefills or route.group,
+        group=prefills if prefills and make is None else route.group,
         priority=head.priority(parsed.priority),
         queue_timeout_s=head.timeout_s(QUEUE_TIMEOUT),
         metered=head.metered,
@@ -101,6 +100,7 @@ async def relay_of(
         content=content,
     )
     asked = ClientRequest.read(scope, body, endpoint.dialect)
+    asked.prefills = prefills
     asked.line = follow(scope, waiting, route.model, head.name)
     return (make or (SplitRelay if prefills else Relay))(context.relay, waiting, asked)
 

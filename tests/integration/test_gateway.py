@@ -272,3 +272,40 @@ async def test_others_are_dealt_evenly(tmp_path: Path, ext_proc: bool) -> None:
             await (await engine.next()).answer(b"{}")
             assert (await soon(asked)).status_code == 200
         await settled(gate)
+
+
+async def test_prefill_workers_are_named_in_turn(tmp_path: Path, ext_proc: bool) -> None:
+    async with (
+        scripted(3) as engines,
+        gateway(tmp_path, engines, ext_proc=ext_proc, prefills=2, slots=2) as gate,
+    ):
+        named = []
+        for _ in range(4):
+            asked = gate.router.post()
+            exchange = await engines[2].next()
+            named.append(exchange.headers["x-prefiller-host-port"])
+            await exchange.answer(b"{}")
+            assert (await soon(asked)).status_code == 200
+        addresses = [engine.url.removeprefix("http://") for engine in engines[:2]]
+        assert named == [*addresses, *addresses]
+
+        for worker in "ab":
+            gate.router.down(worker)
+        asked = gate.router.post(headers={"x-prefiller-host-port": "10.0.0.1:22"})
+        exchange = await engines[2].next()
+        assert "x-prefiller-host-port" not in exchange.headers
+        await exchange.answer(b"{}")
+        assert (await soon(asked)).status_code == 200
+        await settled(gate)
+
+
+async def test_targets_by_the_names_of_llm_d_count(tmp_path: Path, ext_proc: bool) -> None:
+    async with scripted() as engines, gateway(tmp_path, engines, ext_proc=ext_proc) as gate:
+        for milliseconds in ("60000", "0.001"):
+            asked = gate.router.post(stream=True, headers={"x-llm-d-slo-ttft-ms": milliseconds})
+            await (await engines[0].next()).stream(*token_events(3), DONE)
+            assert (await soon(asked)).status_code == 200
+        await settled(gate)
+        verdicts = {name: count for name, count in gate.router.stats.verdicts.items() if count}
+        assert verdicts.pop("met") == 1
+        assert sum(verdicts.values()) == 1
