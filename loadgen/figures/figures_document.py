@@ -6,8 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from loadgen.figures.cases import settings
-from loadgen.figures.claims import Claim
-from loadgen.figures.samples import Outcomes, Sample
+from loadgen.figures.samples import Claim, Outcomes, Sample
 from loadgen.figures.studies import STUDIES
 from loadgen.figures.study import config
 from loadgen.figures.tables import Table

@@ -1,4 +1,4 @@
-"""Repeated simulations of one case."""
+"""Repeated simulations of one case, and claims about them, each a bound on a number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from loadgen.report.intervals import Estimate, estimate
+from loadgen.report.intervals import Estimate, estimate, paired
+from loadgen.report.numbers import number
 from loadgen.simulator.decode.decode_results import StepRecords
 
 Key = tuple[str, ...]
@@ -41,3 +42,60 @@ class Sample:
 
 
 Outcomes = Mapping[Key, Sample]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A bound and the number found."""
+
+    text: str  # without the number
+    found: float  # NaN counts as missed
+    bound: float
+    at_most: bool = True
+    remark: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.found <= self.bound if self.at_most else self.found >= self.bound
+
+    def row(self) -> list[str]:
+        """A table row: claim, bound, found, verdict."""
+        sign = "≤" if self.at_most else "≥"
+        verdict = "met" if self.met else "**missed**"
+        found = number(float(self.found), 3) + (f" ({self.remark})" if self.remark else "")
+        return [self.text, f"{sign} {number(float(self.bound), 3)}", found, verdict]
+
+
+def at_most(text: str, found: float, bound: float, remark: str = "") -> Claim:
+    """Claim that the number is not above the bound."""
+    return Claim(text, found, bound, True, remark)
+
+
+def at_least(text: str, found: float, bound: float, remark: str = "") -> Claim:
+    """Claim that the number is not below the bound."""
+    return Claim(text, found, bound, False, remark)
+
+
+def within(text: str, sample: Sample, metric: str, target: float, share: float) -> Claim:
+    """Claim that a metric's mean differs by at most a share from a target."""
+    found = sample.of(metric)
+    mean = math.nan if found is None else found.mean
+    spread = "" if found is None or found.half_width is None else f" ± {found.half_width:,.0f}"
+    return Claim(
+        f"{text}: deviation from {number(float(target), 3)}",
+        abs(mean / target - 1),
+        share,
+        True,
+        f"{number(mean, 3)}{spread}, {mean / target - 1:+.1%}",
+    )
+
+
+def paired_at_most(text: str, sample: Sample, other: Sample, metric: str, bound: float) -> Claim:
+    """Claim that a metric, seed by seed, is surely at most so many times another sample's.
+
+    The number found is the upper end of the ratio's 95 % interval.
+    """
+    ratio = paired(sample.each(metric), other.each(metric))
+    width = ratio.half_width or 0.0
+    remark = f"{1 + ratio.mean:.3f} ± {width:.3f}"
+    return Claim(text, 1 + ratio.mean + width, bound, True, remark)

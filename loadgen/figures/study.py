@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 
 from loadgen.engine.engine_features import EngineFeatures
 from loadgen.figures.cases import trace_lengths
-from loadgen.figures.claims import Claim
 from loadgen.figures.fingerprints import DECODE_FOLDERS, file_of
 from loadgen.figures.laboratory import Laboratory
-from loadgen.figures.samples import Outcomes
+from loadgen.figures.samples import Claim, Outcomes
 from loadgen.figures.tables import Table
 from loadgen.figures.trials import Trial
 from loadgen.report.origin import Document, Engines, origin

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine_patches.admission.theory.buffers import NestedPlan, best_nested, nested_memory
 from engine_patches.admission.theory.fluid import (
     Equilibrium,
     Flow,
@@ -14,11 +13,14 @@ from engine_patches.admission.theory.fluid import (
 )
 from engine_patches.admission.theory.thresholds import (
     Condition,
+    NestedPlan,
     Segment,
     Thresholds,
     Validity,
+    best_nested,
     equal_segments,
     least_wait,
+    nested_memory,
     nested_validity,
     wait_validity,
     worst_of,

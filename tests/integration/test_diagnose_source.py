@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from loadgen.diagnose.recording_source import recording_from
+from loadgen.diagnose.diagnose_command import recording_from
 from router.core.errors import ConfigError, InputError
 from router.recording.lines import encode
 from tests.support.recorded import header, step

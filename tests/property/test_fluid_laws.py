@@ -7,7 +7,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from engine_patches.admission.theory.buffers import best_nested, decay_rate, nested_memory
 from engine_patches.admission.theory.fluid import (
     Flow,
     combined,
@@ -15,10 +14,13 @@ from engine_patches.admission.theory.fluid import (
     sustainable_share,
 )
 from engine_patches.admission.theory.thresholds import (
+    best_nested,
+    decay_rate,
     equal_segments,
     least_nested,
     least_wait,
     nested_conditions,
+    nested_memory,
     wait_conditions,
 )
 from router.core.step_time import StepTime

@@ -16,9 +16,8 @@ from router.core.placement.bounds import response_bounds
 from router.core.placement.exact_response import exact_response_s
 from router.core.placement.gbp_cr import Fleet, gbp_cr, lay_out
 from router.core.placement.gca import allocation, gca
-from router.core.placement.ideal import ideal_end, ideal_rates
 from router.core.placement.model import Chain, Placement, total_rate
-from router.core.placement.tuning import Criterion, compose
+from router.core.placement.tuning import Criterion, compose, ideal_end, ideal_rates
 from tests.support.placements import (
     check_chains,
     fewest_chains,

@@ -7,9 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from loadgen.figures.cases import Case, trace_lengths
-from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.laboratory import Laboratory
-from loadgen.figures.samples import Outcomes, Sample
+from loadgen.figures.samples import Claim, Outcomes, Sample, at_most
 from loadgen.figures.study import TRACE_NAMES, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, TTFT_P99, Table, metric_table
 from loadgen.report.charts import draw_line, finish, legend, panels, save

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from loadgen.figures.chain_cases import DEPLOYMENTS, Computed, deployment, worst_ratio
-from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.fingerprints import CHAIN_FOLDERS
-from loadgen.figures.samples import Outcomes, Sample
+from loadgen.figures.samples import Claim, Outcomes, Sample, at_most
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Column, Table, metric_table
 from loadgen.report.charts import COLOURS, finish, legend, panels, save

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from loadgen.figures.chain_cases import DEPLOYMENTS, Computed, deployment, worst_ratio
-from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.fingerprints import CHAIN_FOLDERS
-from loadgen.figures.samples import Outcomes, Sample
+from loadgen.figures.samples import Claim, Outcomes, Sample, at_most
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Column, Table, metric_table
 from loadgen.report.charts import draw_line, finish, legend, panels, save

@@ -13,9 +13,8 @@ from types import MappingProxyType
 from loadgen.chains.chains_command import ChainsOptions
 from loadgen.chains.chains_config import Blocks
 from loadgen.figures.chain_cases import DEPLOYMENTS, RESPONSE, WAITING, ChainCase
-from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.fingerprints import CHAIN_FOLDERS
-from loadgen.figures.samples import Outcomes
+from loadgen.figures.samples import Claim, Outcomes, at_most
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Column, Table, shown
 from loadgen.report.charts import draw_line, finish, legend, panels, save

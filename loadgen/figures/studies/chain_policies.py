@@ -12,9 +12,8 @@ from types import MappingProxyType
 
 from loadgen.chains.chains_command import ChainsOptions
 from loadgen.figures.chain_cases import DEPLOYMENTS, LOWER, RESPONSE, SERVICE, UPPER, ChainCase
-from loadgen.figures.claims import Claim, at_least, at_most
 from loadgen.figures.fingerprints import CHAIN_FOLDERS
-from loadgen.figures.samples import Outcomes
+from loadgen.figures.samples import Claim, Outcomes, at_least, at_most
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Column, Table, metric_table
 from loadgen.report.charts import draw_line, finish, legend, panels, save

@@ -13,9 +13,8 @@ from types import MappingProxyType
 from loadgen.chains.chain_simulation import simulate_chains
 from loadgen.chains.work import draw_work
 from loadgen.figures.chain_cases import DEPLOYMENTS, LOWER, RESPONSE, UPPER, Computed, deployment
-from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.fingerprints import CHAIN_FOLDERS
-from loadgen.figures.samples import Outcomes, Sample
+from loadgen.figures.samples import Claim, Outcomes, Sample, at_most
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Column, Table, metric_table, shown
 from loadgen.report.charts import Line, draw_line, finish, legend, panels, save

@@ -12,9 +12,8 @@ from loadgen.chains.chains_command import ChainsOptions
 from loadgen.chains.chains_config import Blocks
 from loadgen.chains.work import Arrivals, Service
 from loadgen.figures.chain_cases import RESPONSE, SERVICE, TAIL, WAITING, ChainCase
-from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.fingerprints import CHAIN_FOLDERS
-from loadgen.figures.samples import Outcomes
+from loadgen.figures.samples import Claim, Outcomes, at_most
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Column, Table, metric_table
 

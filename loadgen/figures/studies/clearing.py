@@ -11,9 +11,8 @@ from types import MappingProxyType
 import numpy as np
 
 from loadgen.figures.admission_cases import ENDLESS, AdmissionCase
-from loadgen.figures.claims import Claim, at_least, at_most
 from loadgen.figures.fingerprints import ADMISSION_FOLDERS
-from loadgen.figures.samples import Outcomes, Sample
+from loadgen.figures.samples import Claim, Outcomes, Sample, at_least, at_most
 from loadgen.figures.study import COMPUTING, Study
 from loadgen.figures.tables import Column, Table, shown
 from loadgen.report.charts import draw_line, finish, legend, panels, save

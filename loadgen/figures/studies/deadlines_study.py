@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from loadgen.figures.cases import Case
-from loadgen.figures.claims import Claim, at_most
-from loadgen.figures.samples import Outcomes
+from loadgen.figures.samples import Claim, Outcomes, at_most
 from loadgen.figures.study import NONE, ORACLE, TRACE_NAMES, Study, config
 from loadgen.figures.tables import IMBALANCE, LONGEST_WAIT, PROMPT, THROUGHPUT, Table, metric_table
 

@@ -8,10 +8,9 @@ from typing import Any
 
 from loadgen.engine.prefill_settings import PrefillTime
 from loadgen.figures.cases import Case, trace_lengths
-from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.fingerprints import HANDOFF_FOLDERS
 from loadgen.figures.laboratory import Laboratory
-from loadgen.figures.samples import Outcomes, Sample
+from loadgen.figures.samples import Claim, Outcomes, Sample, at_most
 from loadgen.figures.studies.arrivals_study import FORMS, OURS
 from loadgen.figures.study import COMPUTING, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, Column, Table, metric_table

@@ -6,9 +6,8 @@ from itertools import product
 from types import MappingProxyType
 
 from loadgen.figures.admission_cases import AdmissionCase
-from loadgen.figures.claims import Claim, at_least, at_most
 from loadgen.figures.fingerprints import ADMISSION_FOLDERS
-from loadgen.figures.samples import Outcomes
+from loadgen.figures.samples import Claim, Outcomes, at_least, at_most
 from loadgen.figures.study import COMPUTING, Study
 from loadgen.figures.tables import Column, Table, metric_table
 from loadgen.report.intervals import Estimate, paired

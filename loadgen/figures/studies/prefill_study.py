@@ -12,8 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from loadgen.figures.cases import Case
-from loadgen.figures.claims import Claim, at_least
-from loadgen.figures.samples import Outcomes
+from loadgen.figures.samples import Claim, Outcomes, at_least
 from loadgen.figures.study import COMPUTING, NONE, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, Table
 from loadgen.simulator.decode.decode_config import DecodeConfig

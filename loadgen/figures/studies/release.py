@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from loadgen.figures.cases import BEFORE_REFILL, Case, trace_lengths
-from loadgen.figures.claims import Claim, within
-from loadgen.figures.samples import Outcomes
+from loadgen.figures.samples import Claim, Outcomes, within
 from loadgen.figures.study import GREEDY, GREEDY_ORACLE, TRACE_NAMES, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, Column, Table
 

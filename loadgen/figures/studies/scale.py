@@ -5,8 +5,7 @@ from itertools import product
 from pathlib import Path
 
 from loadgen.figures.cases import Case
-from loadgen.figures.claims import Claim, at_least, at_most
-from loadgen.figures.samples import Outcomes
+from loadgen.figures.samples import Claim, Outcomes, at_least, at_most
 from loadgen.figures.study import GREEDY, GREEDY_ORACLE, NONE, ORACLE, Study, config
 from loadgen.figures.tables import (
     IMBALANCE,

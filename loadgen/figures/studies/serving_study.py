@@ -11,9 +11,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import ClassVar
 
-from loadgen.figures.claims import Claim, at_least, at_most, paired_at_most
 from loadgen.figures.fingerprints import SERVING_FOLDERS
-from loadgen.figures.samples import Outcomes, Sample
+from loadgen.figures.samples import Claim, Outcomes, Sample, at_least, at_most, paired_at_most
 from loadgen.figures.serving_cases import ServingCase
 from loadgen.figures.study import SERVING, Study
 from loadgen.figures.tables import Column, Table, shown

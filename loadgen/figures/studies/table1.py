@@ -5,8 +5,7 @@ from itertools import product
 from types import MappingProxyType
 
 from loadgen.figures.cases import Case
-from loadgen.figures.claims import Claim, at_most
-from loadgen.figures.samples import Outcomes
+from loadgen.figures.samples import Claim, Outcomes, at_most
 from loadgen.figures.study import (
     GREEDY,
     GREEDY_ORACLE,

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from loadgen.figures.cases import Case
-from loadgen.figures.claims import Claim, at_least
-from loadgen.figures.samples import Outcomes
+from loadgen.figures.samples import Claim, Outcomes, at_least
 from loadgen.figures.study import Study
 from loadgen.figures.tables import IMBALANCE, Table, shown
 from loadgen.figures.trials import SEEDS

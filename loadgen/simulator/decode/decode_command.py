@@ -21,9 +21,8 @@ from loadgen.run.simulation_options import (
 )
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import SERVE, DecodeConfig, usual_pool
-from loadgen.simulator.decode.decode_table import decode_table
 from loadgen.simulator.decode.oracle import Knowledge
-from loadgen.simulator.decode.policy_comparison import Comparison, comparison_table
+from loadgen.simulator.decode.policy_comparison import Comparison, comparison_table, decode_table
 from loadgen.simulator.decode.prefill_workers import parse_prefill
 from loadgen.simulator.decode.request_streams import Arrivals
 from loadgen.traces.trace_files import MAX_TOKENS

@@ -5,14 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from engine_patches.admission.theory.buffers import (
+from engine_patches.admission.theory.fluid import Flow, equilibrium
+from engine_patches.admission.theory.thresholds import (
     NestedMemory,
     best_nested,
     decay_rate,
+    equal_segments,
+    nested_conditions,
     nested_memory,
 )
-from engine_patches.admission.theory.fluid import Flow, equilibrium
-from engine_patches.admission.theory.thresholds import equal_segments, nested_conditions
 from router.core.step_time import StepTime
 
 SETTINGS = [(40, 21, 0.5), (100, 62, 0.6), (15, 15 - 1, 14 / 15 - 0.05), (66, 44, 43 / 66)]

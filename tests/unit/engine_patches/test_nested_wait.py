@@ -11,9 +11,9 @@ from engine_patches.admission.ledger import Ledger, Memory, Ticket
 from engine_patches.admission.policies.nested_wait import NestedWait
 from engine_patches.admission.protocol import Verdict, ledger_of
 from engine_patches.admission.settings import AdmissionSettings
-from engine_patches.admission.theory.buffers import decay_rate
 from engine_patches.admission.theory.outlook import Outlook
 from engine_patches.admission.theory.passing import SEGMENTS, Passing
+from engine_patches.admission.theory.thresholds import decay_rate
 from loadgen.simulator.admission.admission_simulation import AdmissionConfig, simulate_admission
 from loadgen.simulator.admission.scenarios import scenario_of
 

@@ -18,7 +18,6 @@ import loadgen.simulator.decode.decode_command
 from docs.stale_figures import DATA
 from loadgen.figures.admission_cases import ENDLESS, AdmissionCase
 from loadgen.figures.cases import BEFORE_REFILL, BeforeRefill, Case, settings
-from loadgen.figures.claims import at_least, at_most, paired_at_most, within
 from loadgen.figures.figures_command import figures
 from loadgen.figures.figures_document import (
     document,
@@ -29,7 +28,7 @@ from loadgen.figures.figures_document import (
 )
 from loadgen.figures.fingerprints import SERVING_FOLDERS, fingerprint
 from loadgen.figures.laboratory import Bench
-from loadgen.figures.samples import Outcomes, Sample
+from loadgen.figures.samples import Outcomes, Sample, at_least, at_most, paired_at_most, within
 from loadgen.figures.serving_cases import ServingCase
 from loadgen.figures.studies import STUDIES, theorems
 from loadgen.figures.study import Study, config
