@@ -13,7 +13,8 @@ from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.decode_results import DecodeResult
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
-from loadgen.simulator.decode.request_streams import Arrivals
+from loadgen.simulator.decode.request_streams import ARRIVALS as DECODE_FORMS
+from loadgen.traces.arrivals import Arrivals
 from router.core.types import Dispatch
 from tests.property.test_simulator_laws import (
     MEANS,
@@ -116,7 +117,7 @@ def test_prefill_that_takes_no_time_changes_no_load(arrivals: str) -> None:
         pool=16,
         steps=300,
         warmup=50,
-        arrivals=Arrivals.parse(arrivals),
+        arrivals=Arrivals.parse(arrivals, DECODE_FORMS),
         **PAPER,
     )
     with_ = simulate(replace(config, prefill=AT_ONCE))
