@@ -171,6 +171,11 @@ class AccessSettings(SettingGroup):
     worker_api_key_file: str | None = setting(
         None, "File with the API key that the engines require (vLLM's --api-key).", metavar="FILE"
     )
+    tell_worker_api_key: bool = setting(
+        False,
+        "Whether evenstep pick tells gateways that key, to show it to the engines. Whoever reaches "
+        "the ports can read it then.",
+    )
     admin_key_file: str | None = setting(
         None,
         "File with keys that open the admin port, a line each: NAME KEY. With it the port may "

@@ -40,6 +40,14 @@ class InvalidRequestError(RequestError):
     """Not JSON, or not of the shape of a completion request."""
 
 
+class NotServedError(RequestError):
+    """Neither the router nor, through it, an engine serves this path with this method."""
+
+
+class TooLargeError(RequestError):
+    """Its body is too large."""
+
+
 class UnknownModelError(RequestError):
     """No group serves the model."""
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogType
 from envoy.service.accesslog.v3 import als_pb2
 
 from router.pick.pick import Told
@@ -32,15 +33,22 @@ class AccessLog:
         self._picks = picks
 
     async def stream(self, messages: AsyncIterator[Any], _: Any) -> Any:
-        self._picks.logged = True
-        async for message in messages:
-            for entry in message.http_logs.log_entry:
-                self._take(entry)
+        self._picks.logs += 1
+        try:
+            async for message in messages:
+                for entry in message.http_logs.log_entry:
+                    self._take(entry)
+        finally:
+            self._picks.logs -= 1
         return Answer()
 
     def _take(self, entry: Any) -> None:
         pick = self._picks.known(entry.request.request_id)
-        if pick is not None:
+        if entry.common_properties.access_log_type == AccessLogType.DownstreamPeriodic:
+            self._picks.shows_running = True
+            if pick is not None:
+                pick.logged = True
+        elif pick is not None:
             self._picks.end(pick, told(entry), "log")
 
 

@@ -17,7 +17,13 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.duration_pb2 import Duration
 from starlette.types import Scope
 
-from router.core.errors import EvenstepError, InvalidRequestError, NoWorkerError, UpstreamError
+from router.core.errors import (
+    EvenstepError,
+    InvalidRequestError,
+    NoWorkerError,
+    TooLargeError,
+    UpstreamError,
+)
 from router.core.types import Outcome
 from router.pick.pick import DESTINATION, Pick, Told
 from router.pick.picks import SUBSET, Picks
@@ -42,14 +48,16 @@ _ADDRESS = "upstream.address"
 class ExternalProcessor:
     """The service; ``tasks``: those of open requests, which the server waits for at its end."""
 
-    def __init__(self, picks: Picks, tasks: MutableSet[Any], most_wait_s: float) -> None:
+    def __init__(
+        self, picks: Picks, tasks: MutableSet[Any], most_wait_s: float, most_bytes: int
+    ) -> None:
         self._picks = picks
         self._tasks = tasks
-        self._most_wait_s = most_wait_s
+        self._bounds = most_wait_s, most_bytes
 
     async def process(self, messages: AsyncIterator[Any], _: Any) -> AsyncIterator[Any]:
         """One request; an error of it is an immediate answer."""
-        stream, task = _Stream(self._picks, self._most_wait_s), asyncio.current_task()
+        stream, task = _Stream(self._picks, *self._bounds), asyncio.current_task()
         self._tasks.add(task)
         cancelled = True
         try:
@@ -71,9 +79,9 @@ class ExternalProcessor:
 class _Stream:
     """One request, from its head on."""
 
-    def __init__(self, picks: Picks, most_wait_s: float) -> None:
+    def __init__(self, picks: Picks, most_wait_s: float, most_bytes: int) -> None:
         self._picks = picks
-        self._most_wait_s = most_wait_s
+        self._most_wait_s, self._most_bytes = most_wait_s, most_bytes
         self._modes = _DUPLEX, ProcessingMode.NONE  # of the bodies of request and answer
         self._body = bytearray()
         self._scope: Scope = {}
@@ -106,6 +114,8 @@ class _Stream:
                 yield Answered(request_headers=pb.HeadersResponse())
         elif kind == "request_body":
             self._body += part.body
+            if len(self._body) > self._most_bytes:
+                raise TooLargeError(f"a request's body may have {self._most_bytes:,} bytes")
         if kind == "request_trailers" or part.end_of_stream:
             if self._pick is None:
                 async for answer in self._decide(kind):

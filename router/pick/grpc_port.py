@@ -25,6 +25,7 @@ class GrpcPort:
         certificate: certificate and key as PEM; None: without TLS.
         tasks: of open requests; the server waits for them at its end.
         most_wait_s: longest time for which a request is held.
+        most_bytes: of a request's body.
     """
 
     def __init__(
@@ -34,15 +35,18 @@ class GrpcPort:
         certificate: tuple[bytes, bytes | None] | None,
         tasks: MutableSet[Any],
         most_wait_s: float,
+        most_bytes: int,
     ) -> None:
         self._picks = picks
         self._address = address
         self._certificate = certificate
-        self._processor = ext_proc.ExternalProcessor(picks, tasks, most_wait_s)
+        self._processor = ext_proc.ExternalProcessor(picks, tasks, most_wait_s, most_bytes)
+        # A message may hold a whole body, one that is refused too, or an answer's.
+        self._longest = ("grpc.max_receive_message_length", 2 * most_bytes + 2**20)
         self._log = access_log.AccessLog(picks)
 
     async def run(self) -> None:
-        server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        server = grpc.aio.server(options=(("grpc.so_reuseport", 0), self._longest))
         server.add_generic_rpc_handlers(self._handlers())
         if self._certificate is None:
             server.add_insecure_port(self._address)

@@ -100,6 +100,16 @@ def address_of(url: str) -> str:
     return f"[{ip}]:{port or 80}" if ip.version == 6 else f"{ip}:{port or 80}"
 
 
+class Addressed:
+    """Refuses workers that gateways cannot be told of, as they join."""
+
+    def join(self, spec: WorkerSpec) -> None:
+        address_of(spec.url)
+
+    def leave(self, worker_id: str) -> None:
+        """Nothing is kept."""
+
+
 class Pick:
     """A request whose body has been read."""
 
@@ -118,7 +128,8 @@ class Pick:
         self.asked = asked
         self.worker: WorkerSpec
         self.pool_s = 0.0
-        self.until_s = 0.0
+        self.sent_s = self.until_s = 0.0
+        self.logged = False  # whether a gateway's log has shown it running
         self.absences = 0  # how often in a row its engine's snapshots did not show it
         # How it ends if nobody else tells, once the gateway tells no more of it.
         self.forsaken: Outcome | None = None
@@ -158,7 +169,7 @@ class Pick:
             if request.targets is not None and isinstance(error, EvenstepError):
                 context.port.judged(request.group, "queue")
             raise
-        now_s = context.clock()
+        now_s = self.sent_s = context.clock()
         self.pool_s = now_s - request.arrival_s
         # A client's own limit ends its wait, not the engine's work.
         longest_s = context.settings.deadlines.request_timeout_s
@@ -177,7 +188,7 @@ class Pick:
             prefiller := self._picks.prefiller(self.asked.prefills, self.request.lacks)
         ) is not None:
             headers.append((_PREFILLER, address_of(prefiller.url).encode()))
-        return [directed, *headers, *self._context.client.credentials]
+        return [directed, *headers, *self._picks.credentials]
 
     def _rank_sent(self, worker: WorkerSpec) -> int | None:
         return worker.rank if worker.url in self._context.ranked else None
@@ -240,10 +251,9 @@ class Pick:
             if line is not None:
                 line.verdict = verdict
 
-    def broke(self, why: str) -> None:
+    def broke(self, error: UpstreamError) -> None:
         """Its engine did not finish."""
         context, worker_id = self._context, self.worker.id
-        error = UpstreamError(why)
         judge_failure(
             context.port, context.trouble, worker_id, self.request.id, error, context.clock()
         )
@@ -256,15 +266,6 @@ class Pick:
         for each in cluster.group_of(self.worker.id).workers.values():
             spec = each.spec
             if address_of(spec.url) == address and self._rank_sent(spec) == rank:
-                context = self._context
-                unreached = UnreachedError(f"the gateway went on to {address}")
-                judge_failure(
-                    context.port,
-                    context.trouble,
-                    self.worker.id,
-                    self.request.id,
-                    unreached,
-                    context.clock(),
-                )
+                self.broke(UnreachedError(f"the gateway went on to {address}"))
                 self._picks.move(self, spec)
                 return

@@ -16,7 +16,7 @@ import msgspec
 from starlette.types import Scope
 
 from router.access.door import Door
-from router.core.errors import InvalidRequestError, NoWorkerError
+from router.core.errors import InvalidRequestError, NotServedError, NoWorkerError, UpstreamError
 from router.core.state.cluster import Cluster
 from router.core.types import Outcome, Sight, WorkerSpec
 from router.dispatch.models import Route
@@ -31,7 +31,7 @@ from router.pick.pick import (
     removed,
 )
 from router.proxy.answers import Answer, Header, header
-from router.proxy.beside_pool import Aside
+from router.proxy.beside_pool import PATHS, Aside
 from router.proxy.body import model_in
 from router.proxy.context import Client, Serves, ServingContext
 from router.proxy.endpoints import ENDPOINTS, relay_of
@@ -46,10 +46,15 @@ _PREFIX, _ROUTE, _ROUTE_END = "/pick/", "/internal/route", "/internal/route/end"
 _FAIRNESS = (b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
 _LONGEST_NAME = 128
 
+# What engines may be asked that takes no slot.
+_BESIDE = {"POST": PATHS, "GET": ("/v1/models", "/health", "/version")}
+
 _LOOK_S = 0.25
 # Looks in a row at snapshots without a request, after which it is over; the second, where a
 # gateway's log should tell, or it was never there.
 _ABSENCES, _ABSENCES_LONG = 4, 20
+# A log that shows what runs, shows a request by then.
+_SHOWN_S = 15.0
 
 
 class Beside:
@@ -68,11 +73,15 @@ class Beside:
 class Picks:
     """Requests of gateways, waiting or given to them."""
 
-    def __init__(self, context: ServingContext, requests: RequestLog) -> None:
+    def __init__(
+        self, context: ServingContext, requests: RequestLog, *, tells_key: bool = False
+    ) -> None:
         self._context = context
+        self._tells_key = tells_key
         self.requests = requests
         self._aside = Aside(context)
-        self.logged = False  # whether a gateway has sent its access log
+        self.logs = 0  # access logs that gateways are sending
+        self.shows_running = False  # whether those show requests that have not ended
         self.counts = PickCounts()
         self._open: dict[str, Pick] = {}
 
@@ -92,6 +101,11 @@ class Picks:
     @property
     def door(self) -> Door | None:
         return self._context.door
+
+    @property
+    def credentials(self) -> list[Header]:
+        """What gateways are to show to the engines."""
+        return list(self._context.relay.client.credentials) if self._tells_key else []
 
     def begin(self, scope: Scope) -> None:
         """Begin a request that comes by another way than HTTP; its key is checked."""
@@ -116,7 +130,10 @@ class Picks:
             raise refusal
         subset = _listed(header(scope["headers"], SUBSET))
         barred = partial(self._barred, subset)
-        if scope["path"] not in ENDPOINTS or scope["method"] != "POST":
+        method, path = scope["method"], scope["path"]
+        if not (method == "POST" and path in ENDPOINTS):
+            if path not in _BESIDE.get(method, ()):
+                raise NotServedError(f"{method} {path} is not served")
             return self._beside(body, subset)
         if not scope.get("tenant"):
             named = (header(scope["headers"], name) for name in _FAIRNESS)
@@ -148,7 +165,7 @@ class Picks:
         headers = [(DESTINATION, address_of(worker.spec.url).encode())]
         if worker.spec.url in self._context.relay.ranked:
             headers.append((b"x-data-parallel-rank", str(worker.spec.rank).encode()))
-        return Beside(self, [*headers, *self._context.relay.client.credentials])
+        return Beside(self, [*headers, *self.credentials])
 
     def prefiller(self, group: str | None, lacks: frozenset[str]) -> WorkerSpec | None:
         """The least busy worker of a prefill group; None: there is none."""
@@ -190,7 +207,7 @@ class Picks:
         self.counts.ends[by] += 1
         pick.begun(told)
         if told.broken:
-            pick.broke(told.broken)
+            pick.broke(UpstreamError(told.broken))
         if outcome is None:
             failed = told.broken or told.status >= 500
             outcome = Outcome.FAILED if failed else Outcome.COMPLETED
@@ -218,18 +235,21 @@ class Picks:
 
     def look(self, now_s: float) -> None:
         for pick in list(self._open.values()):
-            by, outcome, patience = self._seen(pick)
+            by, outcome, patience = self._seen(pick, now_s)
             pick.absences = 0 if outcome is None else pick.absences + 1
             if outcome is not None and pick.absences >= patience:
                 self.end(pick, Told(0), by, outcome)
             elif now_s > pick.until_s and by != "snapshot":  # which knows better
                 self.end(pick, Told(0), "unheard", Outcome.EXPIRED)
 
-    def _seen(self, pick: Pick) -> tuple[By, Outcome | None, int]:
+    def _seen(self, pick: Pick, now_s: float) -> tuple[By, Outcome | None, int]:
         """How it has ended if this is seen so often in a row; None: it may go on."""
-        patience = _ABSENCES_LONG if self.logged else _ABSENCES
+        patience = _ABSENCES_LONG if self.logs else _ABSENCES
         if self.cluster.worker(pick.worker.id).feed is None:
-            return "stream", None if self.logged else pick.forsaken, patience
+            if not self.logs:
+                return "stream", pick.forsaken, patience
+            shown = pick.logged or not self.shows_running or now_s < pick.sent_s + _SHOWN_S
+            return "unheard", None if shown else Outcome.ABORTED, _ABSENCES
         sight, cancelled = self.cluster.sight(pick.request.id), pick.forsaken is Outcome.ABORTED
         if sight is Sight.HERE:
             return "snapshot", None, patience
@@ -253,6 +273,9 @@ class Picks:
     async def _authorize(self, _: ServingContext, scope: Scope, body: bytes) -> Serves:
         # Over HTTP it could only be the client's.
         scope["headers"] = [each for each in scope["headers"] if each[0] != SUBSET]
+        return await self._unchanged(scope, body)
+
+    async def _unchanged(self, scope: Scope, body: bytes) -> Pick | Beside:
         pick = await self.of(scope, body)
         if isinstance(pick, Pick) and pick.asked.body is not body:
             raise InvalidRequestError(
@@ -263,7 +286,7 @@ class Picks:
     async def _route(self, _: ServingContext, scope: Scope, body: bytes) -> Serves:
         chat = b'"messages"' in body
         scope["path"] = "/v1/chat/completions" if chat else "/v1/completions"
-        return _AsJson(await self.of(scope, body))
+        return _AsJson(await self._unchanged(scope, body))
 
     async def _route_end(self, _: ServingContext, __: Scope, body: bytes) -> Serves:
         try:

@@ -54,6 +54,10 @@ def error_answer(error: errors.EvenstepError) -> Answer:
     match error:
         case errors.UnknownModelError():
             return _error(404, "NotFoundError", error.message, param="model")
+        case errors.NotServedError():
+            return _error(404, "NotFoundError", error.message)
+        case errors.TooLargeError():
+            return _error(413, "ContentTooLargeError", error.message)
         case errors.RequestError():
             return _error(400, "BadRequestError", error.message, param=error.param)
         case errors.UnknownKeyError():

@@ -3,10 +3,10 @@
 The router's own token identifies it to engines: clients repeat and forge ids.
 """
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Self
 
 from starlette.types import Scope
@@ -39,8 +39,6 @@ _BELOW = 1e9
 _SANE = re.compile(rb"[A-Za-z0-9._~-]{1,128}")
 
 _HEAD = "evenstep.head"
-# The kernel's generator would cost more than all else here.
-_tokens = Random()
 
 
 class RequestHead:
@@ -56,8 +54,9 @@ class RequestHead:
                 asked.setdefault(name, value)
                 ids += name == HEADER
         sane = ids == 1 and _SANE.fullmatch(asked[HEADER]) is not None
-        # Router's unique name for it, ``es-`` and 20 hexadecimal digits.
-        self.token = f"es-{_tokens.getrandbits(80):020x}"
+        # Router's unique name for it, ``es-`` and 20 hexadecimal digits that nobody can guess: who
+        # knows it may end it.
+        self.token = f"es-{os.urandom(10).hex()}"
         # Empty if absent, malformed or repeated.
         self.client_id = asked[HEADER].decode() if sane else ""
         # The client's id, else the token.

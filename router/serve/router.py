@@ -57,7 +57,7 @@ from router.logs import start_logging
 from router.metrics.other import HTTP_ROWS, PICK_ROWS, REPLICA_ROWS
 from router.metrics.render import Metrics
 from router.metrics.workers import AGENT_ROWS, GAUGE_ROWS, HEALTH_ROWS, KV_EVENT_ROWS, SNAPSHOT_ROWS
-from router.pick.pick import PickCounts, address_of
+from router.pick.pick import Addressed, PickCounts, address_of
 from router.pick.picks import Picks
 from router.proxy.attempts import Attempts
 from router.proxy.context import RelayContext, RelaySettings
@@ -222,7 +222,8 @@ class Router:
         )
         # In this order a worker that joins gets known.
         streams = self.snapshots, self.kv_events
-        followers = self.urls, self.agents, self.gauges, self.models, self.health, *streams
+        named = () if settings.grpc_port is None else (Addressed(),)
+        followers = *named, self.urls, self.agents, self.gauges, self.models, self.health, *streams
         self.fleet = Fleet(cluster, dispatcher, followers, self.attempts.break_off, specs)
 
     def _workers(self, settings: ServeSettings) -> list[WorkerSpec]:
@@ -297,7 +298,7 @@ class Router:
             raise ConfigError("evenstep pick needs gRPC: pip install 'evenstep[gateway]'")
         for spec in settings.workers:
             address_of(spec.url)
-        picks = Picks(self, self.requests)
+        picks = Picks(self, self.requests, tells_key=settings.tell_worker_api_key)
         self.attempts.watchers.append(picks.recalled)
         return picks
 
@@ -309,8 +310,8 @@ class Router:
 
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         address = f"{host}:{settings.grpc_port}"
-        longest_s = settings.queue_timeout_s
-        port = GrpcPort(self.picks, address, settings.certificate, self.tasks, longest_s)
+        bounds = settings.queue_timeout_s, settings.max_body_bytes
+        port = GrpcPort(self.picks, address, settings.certificate, self.tasks, *bounds)
         return self.picks, port
 
     @contextlib.asynccontextmanager

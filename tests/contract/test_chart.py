@@ -242,7 +242,9 @@ def test_ports_and_probes_fit_the_mode(path: Path) -> None:
     probes = [router[f"{kind}Probe"] for kind in ("startup", "liveness", "readiness")]
 
     ports = {each["name"]: each["containerPort"] for each in router["ports"]}
-    assert {each["targetPort"] for each in service["spec"]["ports"]} == ports.keys()
+    # What gateways ask over HTTP is open only where it is wanted.
+    hidden = {"http"} if values.get("mode") == "pick" else set()
+    assert {each["targetPort"] for each in service["spec"]["ports"]} == ports.keys() - hidden
     assert ports["http"] == config["port"]
     if values.get("mode") == "pick":
         assert ports["grpc"] == config["grpc_port"] == 9002
@@ -260,6 +262,12 @@ def test_ports_and_probes_fit_the_mode(path: Path) -> None:
         ]
         schemes = {probe["httpGet"]["scheme"] for probe in probes}
         assert schemes == {"HTTPS" if "tls" in values else "HTTP"}
+
+
+def test_a_picker_is_asked_over_http_where_it_is_wanted() -> None:
+    values = LISTED | {"mode": "pick", "service": {"pickHttp": True}}
+    service = only(rendered(values), "Service", "demo-evenstep")
+    assert [each["name"] for each in service["spec"]["ports"]] == ["http", "grpc"]
 
 
 def test_files_that_the_settings_name_are_mounted() -> None:

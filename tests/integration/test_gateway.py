@@ -261,6 +261,26 @@ async def test_others_go_to_any_worker_at_once(tmp_path: Path, ext_proc: bool) -
         await settled(gate)
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/metrics"),
+        ("POST", "/v1/load_lora_adapter"),
+        ("POST", "/internal/route/end"),
+        ("GET", "/v1/completions"),
+        ("DELETE", "/v1/models"),
+    ],
+)
+async def test_what_serve_does_not_pass_on_is_not_asked_of_engines(
+    tmp_path: Path, ext_proc: bool, method: str, path: str
+) -> None:
+    async with scripted() as engines, gateway(tmp_path, engines, ext_proc=ext_proc) as gate:
+        refused = await soon(gate.router.http.request(method, path))
+        assert refused.status_code == 404
+        assert refused.json()["error"]["message"] == f"{method} {path} is not served"
+        assert engines[0].idle
+
+
 async def test_others_are_dealt_evenly(tmp_path: Path, ext_proc: bool) -> None:
     async with (
         scripted(2) as engines,

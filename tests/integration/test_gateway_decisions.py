@@ -171,7 +171,7 @@ class OverGrpc(Side):
             rest.request_body.body, rest.request_body.end_of_stream = body, True
             yield rest
 
-        processor = ExternalProcessor(self.router.picks, set(), 60.0)
+        processor = ExternalProcessor(self.router.picks, set(), 60.0, 10**6)
         async for answer in processor.process(messages(), None):
             assert answer.WhichOneof("response") != "immediate_response", answer
 
@@ -278,8 +278,8 @@ def played(
     with patch.context() as patched:
         clock = SimpleNamespace(monotonic=now_s, time=lambda: 0.0)
         patched.setattr(composed, "time", clock)
-        dice = SimpleNamespace(getrandbits=lambda _: next(numbers))
-        patched.setattr("router.proxy.client_request._tokens", dice)
+        dice = SimpleNamespace(urandom=lambda size: next(numbers).to_bytes(size))
+        patched.setattr("router.proxy.client_request.os", dice)
         run_virtually(run())
     return found[0]
 

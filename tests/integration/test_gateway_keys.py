@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,16 +20,15 @@ pytestmark = pytest.mark.parametrize("ext_proc", [False, True], ids=["ext_authz"
 
 @asynccontextmanager
 async def guarded(
-    folder: Path, ext_proc: bool, engine_key: str | None = None
+    folder: Path, ext_proc: bool, engine_key: str | None = None, tells_key: bool = True
 ) -> AsyncIterator[tuple[Gateway, ScriptedServer]]:
     file = folder / "keys"
     file.write_text(f"alice {ALICE} concurrency=1\n")
     access = Access(ServeSettings(api_key_file=str(file)), lambda: 0.0)
+    known: dict[str, Any] = {"door": access.door, "engine_key": engine_key, "tells_key": tells_key}
     async with (
         scripted() as (engine,),
-        gateway(
-            folder, [engine], ext_proc=ext_proc, door=access.door, engine_key=engine_key
-        ) as gate,
+        gateway(folder, [engine], ext_proc=ext_proc, **known) as gate,
     ):
         yield gate, engine
 
@@ -61,18 +61,22 @@ async def test_a_limit_holds_until_the_answer_has_ended(tmp_path: Path, ext_proc
         await settled(gate)
 
 
-@pytest.mark.parametrize("engine_key", [None, "sk-engines-01234567"])
+@pytest.mark.parametrize(
+    ("engine_key", "tells_key"),
+    [(None, True), ("sk-engines-01234567", True), ("sk-engines-01234567", False)],
+)
 async def test_engines_see_their_own_key_alone(
-    tmp_path: Path, ext_proc: bool, engine_key: str | None
+    tmp_path: Path, ext_proc: bool, engine_key: str | None, tells_key: bool
 ) -> None:
-    async with guarded(tmp_path, ext_proc, engine_key) as (gate, engine):
-        asked = gate.router.post(headers=SHOWN)
-        exchange = await engine.next()
-
-        assert exchange.headers.get("authorization") == (engine_key and f"Bearer {engine_key}")
-        await exchange.answer(b"{}")
-        await soon(asked)
-        await settled(gate)
+    async with guarded(tmp_path, ext_proc, engine_key, tells_key) as (gate, engine):
+        shown = f"Bearer {engine_key}" if engine_key and tells_key else None
+        for path in ("/v1/completions", "/v1/embeddings"):
+            asked = gate.router.post(path, headers=SHOWN)
+            exchange = await engine.next()
+            assert exchange.headers.get("authorization") == shown
+            await exchange.answer(b"{}")
+            await soon(asked)
+            await settled(gate)
 
 
 @pytest.mark.parametrize(

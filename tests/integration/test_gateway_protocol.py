@@ -130,6 +130,26 @@ async def test_a_body_that_the_gateway_keeps_is_refused_in_clear_words(tmp_path:
         assert "FULL_DUPLEX_STREAMED or BUFFERED" in refused.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("mode", ["FULL_DUPLEX_STREAMED", "BUFFERED"])
+async def test_a_body_has_a_bound(tmp_path: Path, mode: str) -> None:
+    def change(config: Any) -> None:
+        processing(config)["processing_mode"]["request_body_mode"] = mode
+
+    most = 6 * 2**20  # more than gRPC allows by itself
+    async with asked_by_grpc(tmp_path, change=change, most_bytes=most) as (gate, engines):
+        asked = gate.router.post(prompt="a" * (most - 100))
+        exchange = await engines[0].next()
+        assert len(exchange.json["prompt"]) == most - 100
+        await exchange.answer(b"{}")
+        assert (await soon(asked)).status_code == 200
+
+        refused = await soon(gate.router.post(prompt="a" * most))
+        assert refused.status_code == 413
+        assert refused.json()["error"]["message"] == "a request's body may have 6,291,456 bytes"
+        assert engines[0].idle
+        await settled(gate)
+
+
 def told_all(config: Any) -> None:
     """Envoy passes answers through the picker, and keeps no log."""
     mode = processing(config)["processing_mode"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from router.http.port import DataPlane
+from router.http.port import DataPlane, HttpLimits
 from router.pick.grpc_port import GrpcPort
 from router.pick.picks import Picks
 from tests.support.envoy import running_envoy
@@ -45,6 +45,7 @@ async def gateway(
     change: Callable[[Any], None] = lambda _: None,
     certificate: tuple[bytes, bytes | None] | None = None,
     known: Sequence[str] = (),
+    most_bytes: int = HttpLimits().max_body_bytes,
     **settings: Any,
 ) -> AsyncIterator[Gateway]:
     """Envoy with the configuration of ``deploy/envoy``, until the block ends.
@@ -53,7 +54,9 @@ async def gateway(
     """
     async with serving(engines, plane=DataPlane.SPLICE, **settings) as router:
         grpc, urls = free_port(), known or [engine.url for engine in engines]
-        port = GrpcPort(router.picks, f"127.0.0.1:{grpc}", certificate, router.tasks, 30.0)
+        port = GrpcPort(
+            router.picks, f"127.0.0.1:{grpc}", certificate, router.tasks, 30.0, most_bytes
+        )
         running = [asyncio.create_task(each.run()) for each in (port, router.picks)]
         there = running_envoy(folder, router.port, grpc, urls, ext_proc=ext_proc, change=change)
         try:

@@ -156,6 +156,7 @@ async def serving(
     aliases: Mapping[str, str] | None = None,
     door: Door | None = None,
     engine_key: str | None = None,
+    tells_key: bool = True,
     deadlines: Deadlines | None = None,
     breakers: BreakerSettings = DEFAULTS,
     plane: DataPlane | None = None,
@@ -167,8 +168,8 @@ async def serving(
 
     The first ``prefills`` of them compute prompts, and keep the KV for ``kept_s``; ``bootstrap`` is
     their bootstrap server. ``door`` lets clients in; ``engine_key`` is shown to the
-    engines. Without a ``plane`` it is that of ``evenstep serve`` in this environment. ``groups``:
-    of each engine, if there are several.
+    engines, and with ``tells_key`` told to gateways. Without a ``plane`` it is that of ``evenstep
+    serve`` in this environment. ``groups``: of each engine, if there are several.
     """
     specs = _specs(engines, slots, prefills, bootstrap)
     if groups:
@@ -215,7 +216,7 @@ async def serving(
     state = ServerState()
     requests = RequestLog(time.monotonic)
     cluster.watchers.append(requests)
-    picks = Picks(context, requests)
+    picks = Picks(context, requests, tells_key=tells_key)
     relay.attempts.watchers.append(picks.recalled)
     async with _listening(context, limits, plane, state, picks) as url, _client(url) as http:
         served = state.tasks, state.connections, picks
