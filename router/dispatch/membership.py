@@ -70,7 +70,7 @@ class Fleet:
     ) -> None:
         self._cluster = cluster
         self._dispatcher = dispatcher
-        self._followers = followers
+        self.followers = list(followers)
         self._break_off = break_off
         self._there = {spec.id: spec for spec in configured}
         self._wanted = dict(self._there)
@@ -199,7 +199,7 @@ class Fleet:
         try:
             self._dispatcher.join(spec)
             self._there[spec.id] = spec
-            for follower in self._followers:
+            for follower in self.followers:
                 follower.join(spec)
                 told.append(follower)
         except ConfigError as error:
@@ -214,7 +214,7 @@ class Fleet:
 
     def _go(self, worker_id: str, followers: Sequence[Follower] | None = None) -> None:
         self._dispatcher.leave(worker_id)
-        for follower in reversed(self._followers if followers is None else followers):
+        for follower in reversed(self.followers if followers is None else followers):
             follower.leave(worker_id)
         del self._there[worker_id]
         self._drained.pop(worker_id, None)
@@ -224,7 +224,7 @@ class Fleet:
     def _amend(self, spec: WorkerSpec) -> None:
         self._there[spec.id] = spec
         self._dispatcher.amend(spec)
-        for follower in self._followers:
+        for follower in self.followers:
             follower.leave(spec.id)
             try:
                 follower.join(spec)

@@ -57,7 +57,7 @@ from router.logs import start_logging
 from router.metrics.other import HTTP_ROWS, PICK_ROWS, REPLICA_ROWS
 from router.metrics.render import Metrics
 from router.metrics.workers import AGENT_ROWS, GAUGE_ROWS, HEALTH_ROWS, KV_EVENT_ROWS, SNAPSHOT_ROWS
-from router.pick.pick import Addressed, PickCounts, address_of
+from router.pick.pick import Addressed, PickCounts
 from router.pick.picks import Picks
 from router.proxy.attempts import Attempts
 from router.proxy.context import RelayContext, RelaySettings
@@ -222,8 +222,7 @@ class Router:
         )
         # In this order a worker that joins gets known.
         streams = self.snapshots, self.kv_events
-        named = () if settings.grpc_port is None else (Addressed(),)
-        followers = *named, self.urls, self.agents, self.gauges, self.models, self.health, *streams
+        followers = self.urls, self.agents, self.gauges, self.models, self.health, *streams
         self.fleet = Fleet(cluster, dispatcher, followers, self.attempts.break_off, specs)
 
     def _workers(self, settings: ServeSettings) -> list[WorkerSpec]:
@@ -296,8 +295,10 @@ class Router:
     def _make_picks(self, settings: ServeSettings) -> Picks:
         if not (find_spec("grpc_health") and find_spec("envoy")):
             raise ConfigError("evenstep pick needs gRPC: pip install 'evenstep[gateway]'")
+        addressed = Addressed()
         for spec in settings.workers:
-            address_of(spec.url)
+            addressed.join(spec)
+        self.fleet.followers.insert(0, addressed)
         picks = Picks(self, self.requests, tells_key=settings.tell_worker_api_key)
         self.attempts.watchers.append(picks.recalled)
         return picks
