@@ -5,8 +5,6 @@ from collections.abc import Mapping
 
 from router.core.errors import ConfigError
 
-_MOST_DIGITS = 18
-
 
 def check_ranges(settings: object, ranges: Mapping[str, tuple[float, float]]) -> None:
     """Check fields by their names, which are those of the options; None is unset."""
@@ -24,8 +22,3 @@ def number_in(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
-
-
-def whole(text: str) -> int | None:
-    """A whole number of at most 18 digits; None: other text."""
-    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None

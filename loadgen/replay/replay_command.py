@@ -23,10 +23,9 @@ from rich.text import Text
 from loadgen.replay.replay_results import Report, parse_goodput, summarize
 from loadgen.replay.replayer import Replayer, Target, get_json
 from loadgen.replay.router_counters import cluster_report
-from loadgen.replay.workload import ARRIVALS, Workload, checked_time_scale, plan
+from loadgen.replay.workload import Arrivals, Workload, checked_time_scale, plan
 from loadgen.report.numbers import number, plain_table
 from loadgen.run.options import command_of, flag
-from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.request_classes import FORM, RequestClass, deal, parse_classes
 from loadgen.traces.trace import BUNDLED, load_trace
 from router.access.key_files import first_key
@@ -104,7 +103,7 @@ async def _measure(options: ReplayOptions) -> Report:
     if options.api_key_file is not None:
         headers = ((b"authorization", b"Bearer " + first_key(str(options.api_key_file)).encode()),)
     target = Target(options.url.rstrip("/").removesuffix("/v1"), headers)
-    arrivals = Arrivals.parse(options.arrivals, ARRIVALS)
+    arrivals = Arrivals.parse(options.arrivals)
     time_scale = checked_time_scale(options.time_scale)
     goodput_ms = parse_goodput(options.goodput)
     classes = _classes(options)

@@ -27,11 +27,11 @@ class Door:
     def enter(self, scope: MutableMapping[str, Any]) -> Key | None:
         """Admit a request and remove its key from the headers.
 
-        The scope gets the key's name (``tenant``) and its ``targets``. The key is for ``leave``;
-        None: the request is not counted.
+        The scope gets the key's name (``tenant``), its ``targets``, and the headers as they were
+        (``evenstep.shown``). The key is for ``leave``; None: the request is not counted.
         UnknownKeyError: the request has no valid key; KeyLimitError: it has reached a limit.
         """
-        headers = scope["headers"]
+        headers = scope["evenstep.shown"] = scope["headers"]
         scope["headers"] = [each for each in headers if each[0] not in SHOWN_IN]
         if self._keys is None or scope["path"] in OPEN:
             return None

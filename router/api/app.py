@@ -22,7 +22,7 @@ from router.proxy.asgi_client import Identified, read_body, serve
 from router.proxy.beside_pool import Aside, add_aside
 from router.proxy.context import ServingContext
 from router.proxy.endpoints import ENDPOINTS, relay_of
-from router.replicas.leading import Leading
+from router.replicas.leading import Leading, shown
 
 
 class AppContext(ServingContext, Protocol):
@@ -89,10 +89,10 @@ def _add_information(app: FastAPI, context: AppContext, aside: Aside) -> None:
 
     @app.get("/ready")
     async def ready() -> JSONResponse:
-        """200 where new requests are to be sent: here they are decided on, and served."""
+        """200 where new requests may be sent: they are decided on here, or passed on."""
         served = any(group.serving for group in context.dispatcher.cluster.answering)
         leading = context.relay.leading
-        good = served and leading.serves and not context.lifecycle.draining
+        good = served and (leading.serves or leading.follows) and not context.lifecycle.draining
         body = {"ready": good, **({} if leading.alone else _describe_replica(leading))}
         return JSONResponse(body, status_code=200 if good else 503)
 
@@ -108,7 +108,8 @@ def _add_information(app: FastAPI, context: AppContext, aside: Aside) -> None:
 
 
 def _describe_replica(leading: Leading) -> dict[str, Any]:
-    return {"name": leading.name, "decides": leading.decides, "leader": leading.leader or None}
+    name, leader = shown(leading.name), shown(leading.leader) or None
+    return {"name": name, "decides": leading.decides, "leader": leader}
 
 
 def _describe_group(group: Group, context: AppContext) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.access.door import Door
-from router.core.errors import EvenstepError, InvalidRequestError, NoWorkerError
+from router.core.errors import EvenstepError, InvalidRequestError, NotLeadingError
 from router.http.port import Lifecycle
 from router.http.refusal import error_body
 from router.proxy.answers import Answer, error_answer, header, send_answer
@@ -64,7 +64,7 @@ class _Noting:
 
 
 async def _turn_away(scope: Scope, send: Send) -> None:
-    answer = error_answer(NoWorkerError("the router is ending; retry"))
+    answer = error_answer(NotLeadingError("the router is ending; retry"))
     answer = dialect_of(scope["path"]).error(answer)
     named = (*answer.headers, head_of(scope).header)
     await send_answer(send, replace(answer, headers=named))

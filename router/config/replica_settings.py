@@ -29,6 +29,13 @@ class ReplicaSettings(SettingGroup):
         "decides alone.",
         metavar="file:PATH|lease:NAMESPACE/NAME",
     )
+    replica_url: str | None = setting(
+        None,
+        "URL at which the other replicas reach this one; unset: that of --host, or of this "
+        "machine's address.",
+        metavar="URL",
+        pattern=r"^https?://",
+    )
 
     discover: Words = setting(
         (),

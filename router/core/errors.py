@@ -107,6 +107,10 @@ class NoWorkerError(EvenstepError):
     """No live worker serves the group."""
 
 
+class NotLeadingError(NoWorkerError):
+    """Another replica decides, or none, or this one ends; no engine has the request."""
+
+
 class PolicyError(EvenstepError):
     """A policy returned assignments that break its contract."""
 

@@ -37,7 +37,7 @@ class Record(NamedTuple):
     """A lease as it is stored; each write changes its ``version``."""
 
     version: str
-    holder: str  # empty: nobody
+    holder: str | None  # empty: nobody; None: nobody has held it
     lease_s: float
 
 
@@ -45,16 +45,15 @@ class Candidate:
     """Whether a replica may write its name over what it has read of a lease.
 
     The times in the record are other machines'; so a lease runs from the moment at which this
-    replica has first read it.
+    replica has first read it. One that is new may follow another that was deleted while it ran.
     """
 
     def __init__(self) -> None:
-        self._version = ""
-        self._since_s = 0.0
+        self._version: str | None = None
+        self.over_s = 0.0  # when the lease that was read is over
 
     def may_write(self, record: Record, name: str, now_s: float) -> bool:
         """``now_s``: after it was read. Only while the version is still the same."""
         if record.version != self._version:
-            self._version, self._since_s = record.version, now_s
-        over = now_s >= self._since_s + record.lease_s
-        return record.holder in ("", name) or over
+            self._version, self.over_s = record.version, now_s + record.lease_s
+        return record.holder in ("", name) or now_s >= self.over_s

@@ -6,7 +6,7 @@ times as much per token.
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -109,17 +109,32 @@ class _Origin:
 
 
 class HttpClient:
-    """Connections to engines, with their API ``key``."""
+    """Connections to engines, with their API ``key``; ``tls`` makes a context for each."""
 
-    def __init__(self, connect_timeout_s: float = 2.0, key: str | None = None) -> None:
+    def __init__(
+        self,
+        connect_timeout_s: float = 2.0,
+        key: str | None = None,
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+    ) -> None:
+        self._tls = tls
         self._connect_timeout_s = connect_timeout_s
         self.credentials = bearer(key)
         self._origins: dict[str, _Origin] = {}
 
     async def request(
-        self, method: str, url: str, path: str, headers: Headers = (), body: bytes = b""
+        self,
+        method: str,
+        url: str,
+        path: str,
+        headers: Headers = (),
+        body: bytes = b"",
+        check: Callable[[], object] = bool,
     ) -> Response:
-        """Wait for an answer's head; Host and Content-Length are added to the headers."""
+        """Wait for an answer's head; Host and Content-Length are added to the headers.
+
+        ``check`` may raise when there is a new connection, before anything is sent.
+        """
         origin = self._origins.get(url)
         if origin is None:
             origin = self._origins[url] = _Origin(url)
@@ -134,6 +149,11 @@ class HttpClient:
             else:
                 return Response(connection)
         connection = await self._connect(origin)
+        try:
+            check()
+        except BaseException:
+            connection.abort()
+            raise
         await connection.ask(head, body)
         return Response(connection)
 
@@ -150,7 +170,7 @@ class HttpClient:
         try:
             async with time_limit(self._connect_timeout_s):
                 loop, make = asyncio.get_running_loop(), partial(Connection, origin.idle)
-                tls = ssl.create_default_context() if origin.secure else None
+                tls = self._tls() if origin.secure else None
                 _, connection = await loop.create_connection(make, *origin.address, ssl=tls)
         except (OSError, TimeoutError) as error:
             if isinstance(error, OSError) and error.errno in LACKS:

@@ -14,6 +14,11 @@ Header = tuple[bytes, bytes]
 # OpenAI's and Anthropic's client libraries obey it first.
 _NOT_AGAIN = (b"x-should-retry", b"false")
 
+# In a request of another replica; it is not passed on again.
+PASSED_ON = b"x-evenstep-passed-on"
+# In an answer of a replica that does not decide, or ends: another one may be asked.
+NOT_LEADING = b"x-evenstep-not-leading"
+
 # Statuses of answers that have no body (RFC 9112, 6.3).
 BODILESS = frozenset({204, 304})
 
@@ -29,6 +34,7 @@ _NOT_SENT_UP = _HOP_BY_HOP | {
     *(b"host", b"content-length", b"expect", b"accept-encoding"),
     *(b"x-request-id", b"x-data-parallel-rank", b"forwarded", b"x-real-ip"),
 }
+_NOT_PASSED_ON = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
 _KINDS_NOT_SENT_UP = (b"x-forwarded-", b"x-evenstep-")
 
 
@@ -83,6 +89,8 @@ def error_answer(error: errors.EvenstepError) -> Answer:
 
 
 def _advice(error: errors.EvenstepError) -> tuple[Header, ...]:
+    if isinstance(error, errors.NotLeadingError | errors.EndingError):
+        return ((NOT_LEADING, b"1"),)
     # After the client's own deadline a retry would be late too.
     return (_NOT_AGAIN,) if isinstance(error, errors.DeadlineError) and error.own else ()
 
@@ -116,6 +124,12 @@ def headers_up(
     if rank is not None:
         passed.append((b"x-data-parallel-rank", str(rank).encode()))
     return passed
+
+
+def headers_on(headers: Iterable[Header], name: bytes) -> list[Header]:
+    """For another replica, from the client's; ``name``: the request's."""
+    passed = _without(headers, _NOT_PASSED_ON)
+    return [*passed, (b"x-request-id", name), (PASSED_ON, b"1")]
 
 
 def headers_down(headers: Iterable[Header]) -> list[Header]:

@@ -34,6 +34,7 @@ from router.proxy.dialects import COMPLETIONS, MESSAGES
 from router.proxy.json_fields import with_field
 from router.proxy.relay import Relay
 from router.proxy.request_log import note_sent
+from router.replicas.leading import Leading
 
 # vLLM 0.32 serves these, each if the model supports it.
 PATHS = (
@@ -109,7 +110,8 @@ async def _serve(aside: Aside, request: Request) -> Response:
         lacks=context.models.lacking(model),
     )
     place = _Place(aside, groups, scope, asked)
-    relay = Relay(replace(context.relay, port=place), waiting, asked)
+    # They take no slot, so no replica needs to know of another's.
+    relay = Relay(replace(context.relay, port=place, leading=Leading()), waiting, asked)
     # The object is an ASGI application, and Starlette only calls it.
     return cast(Response, partial(serve, relay))
 

@@ -3,11 +3,13 @@
 The router's own token identifies it to engines: clients repeat and forge ids.
 """
 
+from __future__ import annotations
+
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from starlette.types import Scope
 
@@ -15,6 +17,9 @@ from router.core.errors import InvalidRequestError
 from router.core.targets import Targets
 from router.proxy.dialects import Dialect
 from router.proxy.request_log import RequestLine
+
+if TYPE_CHECKING:
+    from router.proxy.context import Serves
 
 # Every answer carries it: the client's id if valid, else the router's token.
 HEADER = b"x-request-id"
@@ -149,6 +154,7 @@ class ClientRequest:
     ``target``: path and query, the query byte for byte. ``body``: unchanged unless a model's alias
     is replaced. ``headers``: without the client's key. ``timeout_s``: client's limit on the answer.
     ``prefills``: group of workers that may compute its prompt.
+    ``elsewhere``: has another replica serve it.
     """
 
     head: RequestHead
@@ -159,6 +165,7 @@ class ClientRequest:
     timeout_s: float | None = None
     prefills: str | None = None
     line: RequestLine | None = None
+    elsewhere: Callable[[], Serves] | None = None
 
     @classmethod
     def read(cls, scope: Scope, body: bytes, dialect: Dialect) -> Self:

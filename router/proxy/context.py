@@ -76,6 +76,7 @@ class RelayContext:
     clock: Clock
     transfer: KvTransfer
     attempts: Attempts = field(default_factory=Attempts)
+    replicas: HttpClient = field(default_factory=HttpClient)
     leading: Leading = field(default_factory=Leading)
 
     def told(self, worker_id: str, line: RequestLine | None) -> list[Header]:

@@ -19,6 +19,7 @@ from router.proxy.context import RelayContext, Serves, ServingContext
 from router.proxy.dialects import COMPLETIONS, MESSAGES, RESPONSES, Dialect
 from router.proxy.json_fields import with_field
 from router.proxy.kv_transfer import few_fields
+from router.proxy.passed import Passed, passes_on
 from router.proxy.prefill_relay import SplitRelay
 from router.proxy.relay import Relay
 from router.proxy.request_log import follow
@@ -64,7 +65,10 @@ async def relay_of(
     ``make``: another than a relay; it sees to the prompt itself. ``barred``: workers that must not
     receive it.
     """
-    endpoint, models = ENDPOINTS[scope["path"]], context.models
+    endpoint, models, leading = ENDPOINTS[scope["path"]], context.models, context.relay.leading
+    may_pass_on = make is None and passes_on(context.relay, scope)
+    if may_pass_on and not leading.serves:
+        return Passed(context.relay, scope, ClientRequest.read(scope, body, endpoint.dialect))
     if len(body) > (_LARGE_TEXT_BYTES if models.tokenizers else _LARGE_BYTES):
         parsed = await asyncio.to_thread(endpoint.parse, body, models.limits, models.cached_as)
     else:
@@ -101,6 +105,8 @@ async def relay_of(
     )
     asked = ClientRequest.read(scope, body, endpoint.dialect)
     asked.prefills = prefills
+    if may_pass_on:
+        asked.elsewhere = partial(Passed, context.relay, scope, asked)
     asked.line = follow(scope, waiting, route.model, head.name)
     return (make or (SplitRelay if prefills else Relay))(context.relay, waiting, asked)
 

@@ -14,6 +14,7 @@ from router.core.errors import (
     DescriptorsError,
     EndingError,
     EvenstepError,
+    NotLeadingError,
     RecalledError,
     RequestTimeoutError,
     TargetError,
@@ -94,7 +95,10 @@ class Relay:
             self._cut_short(error, Outcome.EXPIRED)
         except EvenstepError as error:
             port.end(self._request, Outcome.FAILED)
-            self._refuse(error)
+            if isinstance(error, NotLeadingError) and self._asked.elsewhere is not None:
+                await self._asked.elsewhere().serve(client)
+            else:
+                self._refuse(error)
         except asyncio.CancelledError:
             if client.gone:
                 self._count()
@@ -224,7 +228,8 @@ class Relay:
         asked, context = self._asked, self._context
         rank = worker.rank if worker.url in context.ranked else None
         headers = headers_up(asked.headers, self._request.id, rank, asked.head.client_id)
-        return context.client.request("POST", worker.url, asked.target, headers, body)
+        check = context.leading.check
+        return context.client.request("POST", worker.url, asked.target, headers, body, check)
 
     async def _whole(self, response: Response) -> None:
         body = await response.read()

@@ -16,7 +16,7 @@ from typing import cast
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from router.core.errors import EvenstepError, NoWorkerError
+from router.core.errors import EvenstepError, NotLeadingError
 from router.proxy.answers import Answer, Header, error_answer, framed
 from router.proxy.client_request import HEADER, head_of
 from router.proxy.context import Serves, ServingContext, Source
@@ -212,8 +212,8 @@ class Exchange:
         self.answer(dialect_of(self._scope["path"]).error(error_answer(error)))
 
 
-def _ending() -> NoWorkerError:
-    return NoWorkerError("the router is ending; retry")
+def _ending() -> NotLeadingError:
+    return NotLeadingError("the router is ending; retry")
 
 
 @cache

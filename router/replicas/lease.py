@@ -23,7 +23,6 @@ class LeaseLock:
         clock: Clock = running_clock,
     ) -> None:
         self.lease_s: float = lease_s
-        self.period_s = lease_s / 10
         self._api = api
         self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._name = name
@@ -31,31 +30,43 @@ class LeaseLock:
         self._candidate = Candidate()
         self._own: dict[str, Any] | None = None  # as last written here
 
+    @property
+    def period_s(self) -> float:
+        """Another one's lease is looked at when it is over."""
+        left_s = self._candidate.over_s - self._clock()
+        return min(self.lease_s / 10, left_s) if left_s > 0 else self.lease_s / 10
+
     async def attempt(self, name: str) -> str:
         for _ in range(2):
-            lease = self._own or await self._read()
-            self._own = None
-            spec = lease.get("spec") or {}
-            holder = spec.get("holderIdentity") or ""
-            lasts_s = spec.get("leaseDurationSeconds") or self.lease_s
-            record = Record(lease["metadata"].get("resourceVersion", ""), holder, lasts_s)
-            if not self._candidate.may_write(record, name, self._clock()):
-                return holder
             try:
-                self._own = await self._write(lease, name)
+                return await self._attempt(name)
             except KubernetesError as error:
-                if error.status != _CONFLICT:
+                if error.status not in (_CONFLICT, _NOT_FOUND):
                     raise
-            else:
-                return name
         raise KubernetesError(_CONFLICT, f"lease {self._name}: others write it, too")
 
+    async def _attempt(self, name: str) -> str:
+        lease, self._own = self._own or await self._read(), None
+        spec = lease.get("spec") or {}
+        # A replica that has released it leaves this.
+        new = "leaseTransitions" not in spec
+        holder = None if new else spec.get("holderIdentity") or ""
+        lasts_s = spec.get("leaseDurationSeconds") or self.lease_s
+        record = Record(lease["metadata"]["resourceVersion"], holder, lasts_s)
+        if not self._candidate.may_write(record, name, self._clock()):
+            return holder or ""
+        self._own = await self._write(lease, name)
+        return name
+
+    async def look(self) -> str:
+        return (await self._read()).get("spec", {}).get("holderIdentity") or ""
+
     async def release(self, name: str) -> None:
-        try:
-            if self._own is not None:
-                await self._write(self._own, "")
-        finally:
-            await self._api.aclose()
+        if self._own is not None:
+            await self._write(self._own, "")
+
+    async def aclose(self) -> None:
+        await self._api.aclose()
 
     async def _read(self) -> dict[str, Any]:
         try:
@@ -63,8 +74,10 @@ class LeaseLock:
         except KubernetesError as error:
             if error.status != _NOT_FOUND:
                 raise
+            # Without a holder: it may have been deleted while another one held it.
             kind = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
-            lease = {**kind, "metadata": {"name": self._name}}
+            new = {**kind, "metadata": {"name": self._name}, "spec": {}}
+            lease = await self._api.ask("POST", self._folder, new)
         return lease
 
     async def _write(self, lease: dict[str, Any], holder: str) -> dict[str, Any]:
@@ -75,9 +88,6 @@ class LeaseLock:
         if holder != before.get("holderIdentity"):
             spec["acquireTime"] = now
             spec["leaseTransitions"] = before.get("leaseTransitions", 0) + 1
-        new = "resourceVersion" not in lease["metadata"]
-        path = self._folder if new else f"{self._folder}/{self._name}"
-        written: dict[str, Any] = await self._api.ask(
-            "POST" if new else "PUT", path, {**lease, "spec": spec}
-        )
+        path = f"{self._folder}/{self._name}"
+        written: dict[str, Any] = await self._api.ask("PUT", path, {**lease, "spec": spec})
         return written

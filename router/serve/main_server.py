@@ -58,7 +58,7 @@ class MainServer(uvicorn.Server):
         """Signals are not raised again: such an end is a success."""
         loop = asyncio.get_running_loop()
         for number in _ENDING:
-            loop.add_signal_handler(number, self._end)
+            loop.add_signal_handler(number, self.end)
         yield
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -114,7 +114,8 @@ class MainServer(uvicorn.Server):
             hangup.clear()
             await self._reload()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Begin to; again: at once."""
         now_s = asyncio.get_running_loop().time()
         if not self._asked.is_set():
             self._asked.set()

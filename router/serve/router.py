@@ -49,9 +49,10 @@ from router.engines.snapshots import SnapshotClient
 from router.engines.worker_identity import SharedUrls
 from router.file_limit import allow_connections
 from router.http import uvicorn_api
-from router.http.listening import server_config
+from router.http.listening import server_config, url
 from router.http.port import DataPlane, EndingSettings, Lifecycle
 from router.http.refusal import HttpCounts
+from router.http.tls import peer_context
 from router.kubernetes import Kubernetes
 from router.logs import start_logging
 from router.metrics.other import HTTP_ROWS, PICK_ROWS, REPLICA_ROWS
@@ -67,7 +68,7 @@ from router.proxy.request_log import RequestLog
 from router.proxy.splice import HotPath
 from router.recording.record_file import RecordFile
 from router.recording.recorder import Recorder, Setting
-from router.replicas.leading import Leading, replica_name
+from router.replicas.leading import Leading, reachable, replica_name
 from router.serve.access import Access
 from router.serve.balancing import balancing, deciding
 from router.serve.main_server import MainServer
@@ -82,15 +83,18 @@ def run(settings: ServeSettings, read: Callable[[], ServeSettings]) -> None:
     start_logging(settings.log_level, settings.log_format)
     tls = settings.tls
     with opened(settings) as ports:
-        router = Router(settings, read, tls, ports.admin)
+        own = settings.replica_url or reachable(url(ports.listener, tls))
+        router = Router(settings, read, tls, ports.admin, own)
         allow_connections(settings.max_connections)
         config = server_config(
             router.app, settings.http_limits, counts=router.counts, hot=router.hot, tls=tls
         )
         ports.announce(settings, tls)
         server = MainServer(config, router.lifecycle, router.reload, inherited=ports.inherited)
-        router.tasks = server.server_state.tasks
+        router.tasks, router.end = server.server_state.tasks, server.end
         server.run(sockets=[ports.listener])
+    if router.failed:
+        raise SystemExit(1)
 
 
 class _Runs(Protocol):
@@ -101,8 +105,11 @@ class Router:
     """Every part of a router.
 
     ``read`` reads the settings again. ``tls`` is the certificate of the clients' port, ``admin``
-    the listening socket of the admin port.
+    the listening socket of the admin port. ``own_url`` is for other replicas.
     """
+
+    failed = False
+    end: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(
         self,
@@ -110,6 +117,7 @@ class Router:
         read: Callable[[], ServeSettings],
         tls: ssl.SSLContext | None = None,
         admin: socket.socket | None = None,
+        own_url: str = "",
     ) -> None:
         self.clock = time.monotonic
         self._tls, self._admin = tls, admin
@@ -125,7 +133,7 @@ class Router:
             settings.of(BreakerSettings),
             settings.fixed_step_time,
         )
-        self.leading = Leading(settings.lock, replica_name())
+        self.leading = Leading(settings.lock, replica_name(), url=own_url)
         self.lifecycle.on_drain = self.leading.release
         self.dispatcher = make_dispatcher(settings, self.cluster, self.access.weight, self.leading)
         limits = settings.of(RequestLimits)
@@ -166,10 +174,9 @@ class Router:
 
     def _connect(self, settings: ServeSettings) -> None:
         specs, cluster, dispatcher = settings.workers, self.cluster, self.dispatcher
-        # Each is read from its file.
-        worker_key, keys = settings.worker_key, settings.keys
-        self.attempts = Attempts()
-        self.client = HttpClient(settings.connect_timeout_s, worker_key)
+        # Keys are read from their files.
+        worker_key, keys, connect_s = settings.worker_key, settings.keys, settings.connect_timeout_s
+        self.client, self.attempts = HttpClient(connect_s, worker_key), Attempts()
         self.health = HealthMonitor(
             specs,
             dispatcher.apply,
@@ -218,12 +225,17 @@ class Router:
                 settings.kv_expiry_s if settings.kv_transfer == "params" else None,
                 Bootstraps(self.client),
             ),
+            replicas=HttpClient(connect_s, tls=self._peers),
             leading=self.leading,
         )
         # In this order a worker that joins gets known.
         streams = self.snapshots, self.kv_events
         followers = self.urls, self.agents, self.gauges, self.models, self.health, *streams
         self.fleet = Fleet(cluster, dispatcher, followers, self.attempts.break_off, specs)
+
+    def _peers(self) -> ssl.SSLContext:
+        pair = self.reload.settings.certificate
+        return ssl.create_default_context() if pair is None else peer_context(pair[0])
 
     def _workers(self, settings: ServeSettings) -> list[WorkerSpec]:
         return [*settings.workers, *self.found.workers]
@@ -315,6 +327,16 @@ class Router:
         port = GrpcPort(self.picks, address, settings.certificate, self.tasks, *bounds)
         return self.picks, port
 
+    async def _run(self, part: _Runs) -> None:
+        """If it fails, the router ends as on SIGTERM: whoever started it may start it again."""
+        try:
+            await part.run()
+        except Exception:
+            log.exception("the router ends: %s has failed", type(part).__name__)
+            if not (self.failed or self.lifecycle.draining):
+                self.end()
+            self.failed = True
+
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Background work; the block begins when each engine was checked once."""
@@ -334,7 +356,7 @@ class Router:
         )
         tls = None if self._admin is None else admin_tls(self._admin, self._tls)
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(part.run()) for part in parts]
+            running = [tasks.create_task(self._run(part)) for part in parts]
             async with serving(self.admin, self.streams, self._admin, tls):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.health.first_checks(), self._start_s)
@@ -344,6 +366,7 @@ class Router:
         self.snapshots.close()
         self.kv_events.close()
         await self.client.aclose()
+        await self.relay.replicas.aclose()
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close)
         # After a clean end both are 0.

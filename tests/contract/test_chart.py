@@ -296,11 +296,38 @@ def test_files_that_the_settings_name_are_mounted() -> None:
 
 def test_a_pod_has_the_time_that_its_router_takes_to_end() -> None:
     ending = {"updateDelaySeconds": 7, "drainDelaySeconds": 11, "graceSeconds": 13}
-    one, two = (pod_of(rendered(LISTED | {"ending": ending, "replicas": n})) for n in (1, 2))
+    picker = {"mode": "pick", "replicas": 2}
+    pods = [
+        pod_of(rendered(LISTED | {"ending": ending} | values))
+        for values in ({}, {"replicas": 2}, picker)
+    ]
 
-    assert (one["terminationGracePeriodSeconds"], two["terminationGracePeriodSeconds"]) == (34, 41)
-    assert "lifecycle" not in one["containers"][0]
-    assert two["containers"][0]["lifecycle"]["preStop"] == {"sleep": {"seconds": 7}}
+    assert [pod["terminationGracePeriodSeconds"] for pod in pods] == [34, 34, 41]
+    hooks = [pod["containers"][0].get("lifecycle") for pod in pods]
+    assert hooks == [None, None, {"preStop": {"sleep": {"seconds": 7}}}]
+
+
+def test_replicas_are_all_ready_but_of_pickers_only_the_one_that_decides() -> None:
+    for mode, rolling, budget in (
+        ("serve", {"maxSurge": 1, "maxUnavailable": 0}, 1),
+        ("pick", {"maxSurge": "100%", "maxUnavailable": "100%"}, "100%"),
+    ):
+        documents = rendered(LISTED | {"mode": mode, "replicas": 2})
+        strategy = only(documents, "Deployment")["spec"]["strategy"]
+        assert strategy["rollingUpdate"] == rolling
+        disruption = only(documents, "PodDisruptionBudget")["spec"]
+        assert disruption["maxUnavailable"] == budget
+
+
+def test_replicas_may_reach_each_other() -> None:
+    values = LISTED | {"replicas": 2}
+    peers = {"networkPolicy": {"enabled": True, "clients": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}}
+    peers["networkPolicy"]["engines"] = [{"podSelector": {}}]
+    documents = rendered(values | peers)
+    policy = only(documents, "NetworkPolicy")["spec"]
+    own = {"podSelector": policy["podSelector"]}
+    assert own in policy["ingress"][0]["from"]
+    assert {"ports": [{"port": "http"}], "to": [own]} in policy["egress"]
 
 
 def test_other_settings_begin_other_pods() -> None:

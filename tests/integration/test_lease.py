@@ -12,6 +12,7 @@ from router.replicas.lease import LeaseLock
 from router.replicas.locks import lock_of
 from tests.support.kube_api import serving_kube_api
 
+FREE = {"spec": {"holderIdentity": "", "leaseTransitions": 2}}
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/serving/leases"
 
 
@@ -25,6 +26,7 @@ async def locks_of(url: str, count: int = 1) -> AsyncIterator[list[LeaseLock]]:
 
 async def test_a_lease_is_made_renewed_and_handed_over() -> None:
     async with serving_kube_api() as (api, url), locks_of(url, 3) as (one, other, third):
+        await api.put(LEASES, "evenstep", FREE)
         assert await one.attempt("one") == "one"
         assert await one.attempt("one") == "one"
         assert await other.attempt("other") == "one"
@@ -32,19 +34,42 @@ async def test_a_lease_is_made_renewed_and_handed_over() -> None:
         assert (spec["holderIdentity"], spec["leaseDurationSeconds"]) == ("one", 5)
         await one.release("one")
         assert await other.attempt("other") == "other"
-        assert api.objects[LEASES]["evenstep"]["spec"]["leaseTransitions"] == 3
+        assert api.objects[LEASES]["evenstep"]["spec"]["leaseTransitions"] == 5
         assert await third.attempt("third") == "other"
 
 
-async def test_a_lease_that_a_chart_has_made_is_taken_and_keeps_its_labels() -> None:
+async def test_a_lease_that_is_new_or_was_deleted_is_nobodys_for_its_time() -> None:
+    async with serving_kube_api() as (api, url):
+        now_s = 0.0
+        locks = [LeaseLock(Kubernetes(url), "serving", "evenstep", 5, lambda: now_s) for _ in "ab"]
+
+        async def held() -> list[str]:
+            return [await lock.attempt(name) for name, lock in zip("ab", locks, strict=True)]
+
+        assert await held() == ["", ""]
+        now_s = 5.0
+        assert await held() == ["a", "a"]
+        await api.delete(LEASES, "evenstep")
+        assert await held() == ["", ""]
+        now_s = 9.9
+        assert await held() == ["", ""]
+        now_s = 10.0
+        assert [await lock.attempt("b") for lock in reversed(locks)] == ["b", "b"]
+        assert await locks[0].look() == "b"
+        for lock in locks:
+            await lock.aclose()
+
+
+async def test_a_lease_that_was_released_is_taken_and_keeps_its_labels() -> None:
     async with serving_kube_api() as (api, url), locks_of(url) as (lock,):
-        await api.put(LEASES, "evenstep", {"metadata": {"labels": {"a": "b"}}})
+        await api.put(LEASES, "evenstep", {**FREE, "metadata": {"labels": {"a": "b"}}})
         assert await lock.attempt("me") == "me"
         assert api.objects[LEASES]["evenstep"]["metadata"]["labels"] == {"a": "b"}
 
 
 async def test_of_two_that_write_at_once_one_is_refused() -> None:
-    async with serving_kube_api() as (_, url), locks_of(url, 4) as locks:
+    async with serving_kube_api() as (api, url), locks_of(url, 4) as locks:
+        await api.put(LEASES, "evenstep", FREE)
         held = await asyncio.gather(*(lock.attempt(str(i)) for i, lock in enumerate(locks)))
         assert len(set(held)) == 1
 

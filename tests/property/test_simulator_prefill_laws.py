@@ -13,8 +13,7 @@ from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.decode_results import DecodeResult
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
-from loadgen.simulator.decode.request_streams import ARRIVALS as DECODE_FORMS
-from loadgen.traces.arrivals import Arrivals
+from loadgen.simulator.decode.request_streams import Arrivals
 from router.core.types import Dispatch
 from tests.property.test_simulator_laws import (
     MEANS,
@@ -117,7 +116,7 @@ def test_prefill_that_takes_no_time_changes_no_load(arrivals: str) -> None:
         pool=16,
         steps=300,
         warmup=50,
-        arrivals=Arrivals.parse(arrivals, DECODE_FORMS),
+        arrivals=Arrivals.parse(arrivals),
         **PAPER,
     )
     with_ = simulate(replace(config, prefill=AT_ONCE))

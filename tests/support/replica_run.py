@@ -111,7 +111,9 @@ class Run:
     """Attributes:
     takeovers_s: from each kill to the first request that reached an engine.
     even_steps: from there to an imbalance as before.
-    broken: answers that broke off, by whether their replica was killed.
+    broken: answers that broke off, by whether a replica was killed meanwhile.
+    whole: number of other answers.
+    refused: by a replica that was not about to end, with why.
     """
 
     replicas: list[Replica]
@@ -120,13 +122,15 @@ class Run:
     takeovers_s: list[float] = field(default_factory=list)
     even_steps: list[int] = field(default_factory=list)
     broken: Counter[str] = field(default_factory=Counter)
-    answered: Counter[str] = field(default_factory=Counter)
-    killed: dict[str, list[float]] = field(default_factory=dict)
+    whole: int = 0
+    refused: list[str] = field(default_factory=list)
+    killed_s: list[float] = field(default_factory=list)
+    ending: list[Replica] = field(default_factory=list)
     ended: bool = False
 
     async def client(self, number: int) -> None:
-        """Asks one replica after the other until one answers, as a load balancer does."""
-        http, at = HttpClient(), number
+        """Asks one replica; while that is down another one, as a load balancer does."""
+        http = HttpClient()
         while not self.ended:
             content = {
                 "model": "emulated",
@@ -135,28 +139,28 @@ class Run:
                 "vllm_xargs": {"evenstep_output_tokens": self.rng.randint(20, 150)},
                 "max_tokens": 200,
             }
-            at = await self._asked(http, at, json.dumps(content).encode())
+            await self._asked(http, number, json.dumps(content).encode())
         await http.aclose()
 
-    async def _asked(self, http: HttpClient, at: int, body: bytes) -> int:
+    async def _asked(self, http: HttpClient, at: int, body: bytes) -> None:
         while not self.ended:
-            url, begun, since_s = self.replicas[at % 3].url, False, time.monotonic()
-            try:
-                answer = await http.request("POST", url, "/v1/completions", HEADERS, body)
+            replica, begun, text = self.replicas[at % 3], False, b""
+            since_s = time.monotonic()
+            with contextlib.suppress(UpstreamError):
+                answer = await http.request("POST", replica.url, "/v1/completions", HEADERS, body)
                 begun = answer.status == 200
                 text = await answer.read()
-            except UpstreamError:
-                if begun:
-                    killed = any(at_s > since_s for at_s in self.killed.get(url, ()))
+                if not begun and replica not in self.ending:
+                    self.refused.append(text.decode())
+            if begun:
+                if text.endswith(b"data: [DONE]\n\n") and b'"error"' not in text:
+                    self.whole += 1
+                else:
+                    killed = any(at_s > since_s for at_s in self.killed_s)
                     self.broken["killed" if killed else "others"] += 1
-            else:
-                if begun:
-                    whole = text.endswith(b"data: [DONE]\n\n") and b'"error"' not in text
-                    self.answered["whole" if whole else "cut short"] += 1
-                    return at
+                return
             at += 1
             await asyncio.sleep(0.02)
-        return at
 
     async def leader(self, *, but: Sequence[Replica] = ()) -> Replica:
         async with httpx.AsyncClient(timeout=1, trust_env=False) as http:
@@ -177,12 +181,13 @@ class Run:
     async def round(self) -> None:
         """One that decides ends; while it still answers, the next one is killed."""
         ending = await self.leader()
+        self.ending.append(ending)
         ending.signal(signal.SIGTERM)
         victim = await self.leader(but=[ending])
         served = len(self.engines.came_s)
         await _until(lambda: len(self.engines.came_s) > served + 10)
         killed_s = time.monotonic()
-        self.killed.setdefault(victim.url, []).append(killed_s)
+        self.killed_s.append(killed_s)
         victim.signal(signal.SIGKILL)
         await victim.ended()
         # Of what the killed one had sent nothing arrives later than this.
@@ -193,6 +198,7 @@ class Run:
         for each in (ending, victim):
             await each.start()
         await self.all_know()
+        self.ending.clear()
         steps = len(self.engines.steps)
         await _until(lambda: len(self.engines.steps) > steps + _NORMAL_STEPS)
         self.even_steps.append(self.engines.steps_until_even(killed_s, first_s))
@@ -221,6 +227,7 @@ async def replicas_under_load(folder: Path, lock: str, seed: int = 1) -> AsyncIt
         emulated(folder, workers=WORKERS, slots=SLOTS, step_time=STEP, barrier=True) as fleet,
         serving_kube_api() as (_, api),
     ):
+        (folder / "lock").write_text("\n")  # nobody has it
         given = f"file:{folder}/lock" if lock == "file" else "lease:serving/evenstep"
         flags = [
             "--replica-lock",
@@ -246,6 +253,7 @@ async def replicas_under_load(folder: Path, lock: str, seed: int = 1) -> AsyncIt
         try:
             await run.all_know()
             await _until(lambda: len(run.engines.steps) > _NORMAL_STEPS)
+            run.refused.clear()
             yield run
         finally:
             run.ended = True

@@ -24,8 +24,7 @@ from loadgen.simulator.decode.decode_config import SERVE, DecodeConfig, usual_po
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.policy_comparison import Comparison, comparison_table, decode_table
 from loadgen.simulator.decode.prefill_workers import parse_prefill
-from loadgen.simulator.decode.request_streams import ARRIVALS
-from loadgen.traces.arrivals import Arrivals
+from loadgen.simulator.decode.request_streams import Arrivals
 from loadgen.traces.trace_files import MAX_TOKENS
 from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError
@@ -85,9 +84,9 @@ class DecodeOptions:
         int | None, flag("The deadline in steps, in place of --starvation-s; 0: none.", "W")
     ] = None
     lookahead: LookaheadFlag = SERVE["lookahead"]
-    arrivals: Annotated[str, flag("Always enough, a rate per second, the trace's.", ARRIVALS)] = (
-        "full"
-    )
+    arrivals: Annotated[
+        str, flag("Always enough, a rate per second, the trace's.", Arrivals.FORMS)
+    ] = "full"
     dispatch: DispatchFlag = SERVE["dispatch"]
     dispatch_delay: Annotated[int, flag("Steps from a decision to the engine.", "STEPS")] = 0
     overcommit: Annotated[
@@ -138,7 +137,7 @@ class DecodeOptions:
 
     def configs(self) -> list[DecodeConfig]:
         """Build the configuration of each policy from the options."""
-        arrivals = Arrivals.parse(self.arrivals, ARRIVALS)
+        arrivals = Arrivals.parse(self.arrivals)
         names = self.policy.split(",")
         if len(set(names)) < len(names):
             raise ConfigError(f"--policy: give each policy once, got {self.policy!r}")

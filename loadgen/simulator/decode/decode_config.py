@@ -10,7 +10,7 @@ from loadgen.model.power_model import PowerModel
 from loadgen.simulator.decode.length_sources import LengthSource
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
-from loadgen.traces.arrivals import Arrivals
+from loadgen.simulator.decode.request_streams import Arrivals
 from router.config.balancing_settings import BalancingSettings
 from router.core.errors import ConfigError
 from router.core.forecast.forecast import WorkProfile
@@ -71,7 +71,7 @@ class DecodeConfig:
     steps: int = 4500
     warmup: int = 500
     seed: int = 0  # seed of lengths, arrivals, random policies and missed ends
-    arrivals: Arrivals = Arrivals("full")  # noqa: RUF009 - frozen
+    arrivals: Arrivals = field(default_factory=Arrivals)
     dispatch: Dispatch = SERVE["dispatch"]
     dispatch_delay: int = 0  # steps from a decision to the engine
     # Requests that may queue in each engine before a slot is free; None: set from the measured slot

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from rich.console import Console, RenderableType
 
 from loadgen.model.measured_step_time import load_step_time
-from loadgen.model.ranges import whole
 from loadgen.report.numbers import figures_with_notes
 from loadgen.run.options import StepTimeFlag, command_of, flag, same_named
 from loadgen.run.simulation_options import (
@@ -19,15 +18,15 @@ from loadgen.run.simulation_options import (
 )
 from loadgen.simulator.decode.decode_config import SERVE
 from loadgen.simulator.serving.serving_config import (
-    ARRIVALS,
     AUTO,
     PrefillWindow,
     RankGroup,
+    ServingArrivals,
     ServingConfig,
+    whole,
 )
 from loadgen.simulator.serving.serving_results import ServingResult
 from loadgen.simulator.serving.serving_simulation import simulate_serving
-from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.request_classes import FORM, parse_classes
 from loadgen.traces.trace import load_trace
 from loadgen.traces.trace_files import BLOCK_TOKENS
@@ -46,9 +45,9 @@ class ServingOptions:
     policy: Annotated[str, flag(f"One of {', '.join(POLICIES)}.", "P")] = SERVE["policy"]
     trace: Annotated[str | None, trace_flag(_TRACE)] = None
     requests: Annotated[int, flag("The first requests of the trace.", "N")] = 2500
-    arrivals: Annotated[str, flag("A rate per second, or the trace's times, scaled.", ARRIVALS)] = (
-        "poisson:7"
-    )
+    arrivals: Annotated[
+        str, flag("A rate per second, or the trace's times, scaled.", ServingArrivals.FORMS)
+    ] = "poisson:7"
     think: Annotated[
         float | None,
         flag(
@@ -112,7 +111,7 @@ class ServingOptions:
             **same_named(self, ServingConfig)
             | {
                 "trace": load_trace(self.trace or _TRACE),
-                "arrivals": Arrivals.parse(self.arrivals, ARRIVALS),
+                "arrivals": ServingArrivals.parse(self.arrivals),
                 "prompt_budget": _budget(self.prompt_budget),
                 "targets": Targets(self.target_ttft, self.target_tpot),
                 "beside": () if self.beside is None else RankGroup.parse(self.beside),

@@ -23,6 +23,7 @@ def test_a_candidate_takes_what_is_free_or_its_own() -> None:
     candidate = Candidate()
     assert candidate.may_write(Record("1", "", 5.0), "a", 0.0)
     assert candidate.may_write(Record("2", "a", 5.0), "a", 0.0)
+    assert not candidate.may_write(Record("0", None, 5.0), "a", 0.0)
     assert not candidate.may_write(Record("3", "b", 5.0), "a", 0.0)
 
 

@@ -16,42 +16,20 @@ Without ``room`` no worker has a limit. Other keys are ignored, and may hold not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from router.core.errors import InputError
-from router.core.forecast.forecast import Floats
+from router.core.forecast.forecast import Floats, Ints
 from router.core.policies.bfio.solver import UNLIMITED, Instance, Memory
 
-FORMAT: Final = "evenstep-instance"
-VERSION: Final = 1
-_LIMIT = 10**12  # so that sums and squares are finite
-
-_Number = Annotated[float, msgspec.Meta(ge=-_LIMIT, le=_LIMIT)]
-_AtLeast0 = Annotated[float, msgspec.Meta(ge=0, le=_LIMIT)]
-_Row = Annotated[list[_Number], msgspec.Meta(min_length=1)]
-_Room = Annotated[int, msgspec.Meta(ge=0, le=UNLIMITED)]
-_Need = Annotated[int, msgspec.Meta(ge=0, le=_LIMIT)]
-
-
-class _Written(msgspec.Struct, frozen=True):
-    """An instance as it is written."""
-
-    loads: Annotated[list[_Row], msgspec.Meta(min_length=1)]
-    candidates: list[_Number | list[_Number]]
-    capacity: list[Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31)]]
-    format: Literal["evenstep-instance"] = FORMAT
-    version: Literal[1] = VERSION
-    growth: _Number = 0.0
-    weights: list[_AtLeast0] | None = None
-    discount: _AtLeast0 | None = None
-    tie_weight: _AtLeast0 = 0.0
-    room: list[_Room | None] | None = None
-    need: list[_Need] = []
-    idle: list[_Need] = []
+FORMAT = "evenstep-instance"
+VERSION = 1
+_CAPACITY_LIMIT = 2**31
+_LIMIT = 1e12  # of any other number, so that sums and squares are finite
 
 
 def to_json(instance: Instance) -> dict[str, Any]:
@@ -83,21 +61,19 @@ def from_json(data: object) -> Instance:
     Raises:
         InputError: a key is missing or a value is invalid; the message names it.
     """
-    try:
-        written = msgspec.convert(data, _Written)
-    except msgspec.ValidationError as error:
-        raise InputError(f"no instance: {error}") from None
-    workers, steps = len(written.loads), len(written.loads[0])
-    for at, row in enumerate(written.loads):
-        _check_length(f"loads[{at}]", row, steps, "steps")
-    _check_length("capacity", written.capacity, workers, "workers")
+    if not isinstance(data, Mapping):
+        raise InputError(f"an instance is a JSON object, not {_shown(data)}")
+    _check_format(data)
+    loads = _rows(_list(data, "loads"), "loads")
+    steps = loads.shape[1]
+    candidates = _candidates(_list(data, "candidates"), _number(data, "growth"), steps)
     return Instance(
-        loads=np.array(written.loads, dtype=np.float64),
-        candidates=_candidates(written, steps),
-        capacity=np.array(written.capacity, dtype=np.int64),
-        weights=_weights(written, steps),
-        tie_weight=written.tie_weight,
-        memory=None if written.room is None else _memory(written, written.room),
+        loads=loads,
+        candidates=candidates,
+        capacity=_capacity(_list(data, "capacity"), len(loads)),
+        weights=_weights(data, steps),
+        tie_weight=_at_least_0(_number(data, "tie_weight"), "tie_weight"),
+        memory=_memory(data, len(loads), len(candidates)) if "room" in data else None,
     )
 
 
@@ -122,44 +98,121 @@ def _short(values: Floats | Sequence[float]) -> list[float]:
     return [int(value) if float(value).is_integer() else float(value) for value in values]
 
 
-def _check_length(place: str, values: Sequence[object], count: int, of: str) -> None:
-    if len(values) != count:
-        raise InputError(f"{place} has {len(values)} entries, one for each of {count} {of}")
+def _check_format(data: Mapping[str, Any]) -> None:
+    given = data.get("format", FORMAT), data.get("version", VERSION)
+    if given != (FORMAT, VERSION):
+        raise InputError(
+            f"format {_shown(given[0])} in version {_shown(given[1])} is none that is read here: "
+            f"{FORMAT} in version {VERSION}"
+        )
 
 
-def _candidates(written: _Written, steps: int) -> Floats:
-    rows = np.empty((len(written.candidates), steps))
-    for at, candidate in enumerate(written.candidates):
-        if isinstance(candidate, list):
-            _check_length(f"candidates[{at}]", candidate, steps, "steps")
-            rows[at] = candidate
+def _list(data: Mapping[str, Any], key: str) -> list[Any]:
+    if key not in data:
+        raise InputError(f"{key} is missing")
+    if not isinstance(data[key], list):
+        raise InputError(f"{key} is a list, not {_shown(data[key])}")
+    return list(data[key])
+
+
+def _number(data: Mapping[str, Any], key: str) -> float:
+    return _finite(data.get(key, 0.0), key)
+
+
+def _finite(value: object, place: str) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return _within_limit(number, place)
+    raise InputError(f"{place} is a finite number, not {_shown(value)}")
+
+
+def _within_limit(number: float, place: str) -> float:
+    if abs(number) > _LIMIT:
+        raise InputError(f"{place} is between {-_LIMIT:g} and {_LIMIT:g}, not {number:g}")
+    return number
+
+
+def _at_least_0(number: float, place: str) -> float:
+    if number < 0:
+        raise InputError(f"{place} is at least 0, not {number:g}")
+    return number
+
+
+def _row(values: object, place: str, steps: int) -> list[float]:
+    if not isinstance(values, list) or len(values) != steps:
+        raise InputError(f"{place} has a number for each of {steps} steps, not {_shown(values)}")
+    return [_finite(value, f"{place}[{step}]") for step, value in enumerate(values)]
+
+
+def _rows(values: list[Any], key: str) -> Floats:
+    if not values or not isinstance(values[0], list) or not values[0]:
+        raise InputError(f"{key} has a row for each worker, and each row a number for each step")
+    rows = [_row(row, f"{key}[{at}]", len(values[0])) for at, row in enumerate(values)]
+    return np.array(rows, dtype=np.float64)
+
+
+def _candidates(values: list[Any], growth: float, steps: int) -> Floats:
+    rows = np.empty((len(values), steps))
+    for at, value in enumerate(values):
+        place = f"candidates[{at}]"
+        if isinstance(value, list):
+            rows[at] = _row(value, place, steps)
         else:
-            rows[at] = _line(candidate, written.growth, steps)
+            rows[at] = _line(_finite(value, place), growth, steps)
     return rows
 
 
-def _memory(written: _Written, rooms: Sequence[int | None]) -> Memory:
-    workers = len(written.loads)
-    _check_length("room", rooms, workers, "workers")
-    _check_length("need", written.need, len(written.candidates), "candidates")
-    if beyond := [worker for worker in written.idle if worker >= workers]:
-        raise InputError(f"idle has worker {beyond[0]}, and there are {workers}, from 0 on")
+def _capacity(values: list[Any], workers: int) -> Ints:
+    return _whole(values, "capacity", workers, "workers", "requests", _CAPACITY_LIMIT)
+
+
+def _whole(
+    values: list[Any], key: str, count: int, of: str, unit: str, limit: int, least: int = -(2**53)
+) -> Ints:
+    if len(values) != count:
+        raise InputError(f"{key} has {len(values)} entries, one for each of {count} {of}")
+    for at, value in enumerate(values):
+        if type(value) is not int or abs(value) > limit or value < least:
+            raise InputError(f"{key}[{at}] is a whole number of {unit}, not {_shown(value)}")
+    return np.array(values, dtype=np.int64)
+
+
+def _memory(data: Mapping[str, Any], workers: int, candidates: int) -> Memory:
+    limit, unit = int(_LIMIT), "units, at least 0"
+    rooms = [UNLIMITED if room is None else room for room in _list(data, "room")]
+    idle = data.get("idle", [])
+    if not isinstance(idle, list) or not all(
+        type(worker) is int and 0 <= worker < workers for worker in idle
+    ):
+        raise InputError(f"idle is a list of workers, by number from 0, not {_shown(idle)}")
     return Memory(
-        room=np.array([UNLIMITED if room is None else room for room in rooms], dtype=np.int64),
-        need=np.array(written.need, dtype=np.int64),
-        idle=np.isin(np.arange(workers), written.idle),
+        room=_whole(rooms, "room", workers, "workers", unit, UNLIMITED, 0),
+        need=_whole(_list(data, "need"), "need", candidates, "candidates", unit, limit, 0),
+        idle=np.isin(np.arange(workers), idle),
     )
 
 
-def _weights(written: _Written, steps: int) -> Floats:
-    weights, discount = written.weights, written.discount
-    if weights is not None and discount is None:
-        _check_length("weights", weights, steps, "steps")
-        return np.array(weights, dtype=np.float64)
-    if discount is None or weights is not None:
+def _weights(data: Mapping[str, Any], steps: int) -> Floats:
+    if ("weights" in data) == ("discount" in data):
         raise InputError("give either weights, one for each step, or a discount")
+    if "discount" in data:
+        discount = _at_least_0(_finite(data["discount"], "discount"), "discount")
+        return _powers(discount, steps)
+    numbers = _row(data["weights"], "weights", steps)
+    return np.array([_at_least_0(weight, f"weights[{h}]") for h, weight in enumerate(numbers)])
+
+
+def _powers(discount: float, steps: int) -> Floats:
     with np.errstate(over="ignore"):
-        powers: Floats = discount ** np.arange(steps, dtype=np.float64)
-    if powers.max() > _LIMIT:
-        raise InputError(f"discount {discount:g}: the last step's weight is above {_LIMIT:g}")
-    return powers
+        weights: Floats = discount ** np.arange(steps, dtype=np.float64)
+    _within_limit(float(weights.max()), f"discount {discount:g}: the weight of a step")
+    return weights
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

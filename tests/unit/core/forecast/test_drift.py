@@ -10,9 +10,7 @@ from loadgen.simulator.decode.decode_engines import Engines
 from loadgen.simulator.decode.decode_results import DecodeResult
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.oracle import Drift, Knowledge
-from loadgen.simulator.decode.request_streams import ARRIVALS as DECODE_FORMS
-from loadgen.simulator.decode.request_streams import Job
-from loadgen.traces.arrivals import Arrivals
+from loadgen.simulator.decode.request_streams import Arrivals, Job
 from router.core.forecast.end_signals import CapSignal
 from router.core.forecast.forecast import Ends, WorkProfile
 
@@ -29,7 +27,7 @@ def simulated(drift: float, lengths: str, lookahead: str, arrivals: str = "full"
         steps=400,
         warmup=50,
         horizon=8,
-        arrivals=Arrivals.parse(arrivals, DECODE_FORMS),
+        arrivals=Arrivals.parse(arrivals),
         knowledge=Knowledge.parse(lookahead),
         profile=WorkProfile(growth=drift),
         deadline_steps=0,

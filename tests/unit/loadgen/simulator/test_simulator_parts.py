@@ -13,14 +13,13 @@ from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.decode_engines import Engines
 from loadgen.simulator.decode.length_sources import LawLengths, TraceLengths
 from loadgen.simulator.decode.oracle import Knowledge, OracleSignal
-from loadgen.simulator.decode.request_streams import ARRIVALS as DECODE_FORMS
 from loadgen.simulator.decode.request_streams import (
+    Arrivals,
     ClosedStream,
     Job,
     Stream,
     open_stream,
 )
-from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.trace import load_trace
 from router.core.errors import ConfigError, InputError
 from router.core.forecast.end_signals import CapSignal, NoSignal, SurvivalSignal
@@ -94,7 +93,7 @@ def test_rows_of_a_trace_are_drawn_with_replacement(timed_trace: TraceLengths) -
 
 @pytest.mark.parametrize("text", ["full", "poisson:2.5", "trace"])
 def test_arrivals_are_written_as_they_are_read(text: str) -> None:
-    assert str(Arrivals.parse(text, DECODE_FORMS)) == text
+    assert str(Arrivals.parse(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -102,11 +101,11 @@ def test_arrivals_are_written_as_they_are_read(text: str) -> None:
 )
 def test_unknown_arrivals(text: str) -> None:
     with pytest.raises(ConfigError, match="--arrivals"):
-        Arrivals.parse(text, DECODE_FORMS)
+        Arrivals.parse(text)
 
 
 def test_full_arrivals_top_up() -> None:
-    stream = open_stream(Arrivals("full"), CONSTANT, 3, seed=0)
+    stream = open_stream(Arrivals(), CONSTANT, 3, seed=0)
 
     assert stream.due(1.5, 1) == [Job(0, 10, 5, 1.5), Job(1, 10, 5, 1.5)]
     assert stream.due(2.5, 3) == []
@@ -152,8 +151,8 @@ def test_a_trace_s_own_arrivals_need_a_trace_that_has_them() -> None:
 def test_a_seed_draws_the_same_requests_whenever_they_are_asked_for() -> None:
     lengths = LawLengths.parse("geometric:100,40")
     poisson = first(open_stream(Arrivals("poisson", 9.0), lengths, 1, seed=4), 20)
-    full = open_stream(Arrivals("full"), lengths, 5, seed=4).due(0.0, 0)
-    other = open_stream(Arrivals("full"), lengths, 5, seed=5).due(0.0, 0)
+    full = open_stream(Arrivals(), lengths, 5, seed=4).due(0.0, 0)
+    other = open_stream(Arrivals(), lengths, 5, seed=5).due(0.0, 0)
 
     assert [job[1:3] for job in full] == [job[1:3] for job in poisson[:5]]
     assert [job[1:3] for job in full] != [job[1:3] for job in other]

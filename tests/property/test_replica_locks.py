@@ -1,14 +1,21 @@
-"""Replicas with a Lease, in any weather: never two that decide, and one in the end."""
+"""Replicas with a lock, in any weather: never two that decide, and one in the end.
+
+The Lease, or the file, may be deleted at any time.
+"""
 
 import asyncio
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 
 import httpx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.core.tenure import Tenure
 from router.kubernetes import Kubernetes
+from router.replicas.file_lock import FileLock
 from router.replicas.leading import Leading
 from router.replicas.lease import LeaseLock
 from tests.support.kube_api import KubeApi
@@ -90,12 +97,14 @@ def replica(
     st.lists(CLOCKS, min_size=3, max_size=3),
     st.lists(TROUBLES, max_size=12),
     st.lists(st.tuples(st.integers(0, 2), st.floats(0, STORM_S)), max_size=2),
+    st.lists(st.floats(0, STORM_S), max_size=4),
     st.integers(0, 1 << 32),
 )
 def test_never_two_decide_and_one_does_in_the_end(
     clocks: list[tuple[float, float]],
     troubles: list[Trouble],
     ends: list[tuple[int, float]],
+    deletions: list[float],
     seed: int,
 ) -> None:
     async def run() -> None:
@@ -107,6 +116,8 @@ def test_never_two_decide_and_one_does_in_the_end(
         running = [asyncio.create_task(each.run()) for each in replicas]
         for number, at_s in ends:
             loop.call_at(at_s, replicas[number].release)
+        for at_s in deletions:
+            loop.call_at(at_s, api.objects.clear)
         led = 0
         while loop.time() < STORM_S + CALM_S:
             await asyncio.sleep(0.05)
@@ -123,3 +134,40 @@ def test_never_two_decide_and_one_does_in_the_end(
         await asyncio.gather(*running, return_exceptions=True)
 
     run_virtually(run())
+
+
+Step = tuple[int, float, str]
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.floats(0, 12),
+        st.sampled_from(["attempts", "attempts", "attempts", "stalls", "deleted", "dies"]),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=200)
+@given(STEPS)
+def test_of_a_file_that_is_deleted_there_are_never_two_holders(steps: list[Step]) -> None:
+    now_s = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "lock"
+        locks = [FileLock(path, 10.0, lambda: now_s) for _ in range(3)]
+        tenures = [Tenure(10.0) for _ in range(3)]
+        for who, after_s, what in steps:
+            asked_s = now_s
+            now_s += after_s
+            if what == "deleted":
+                path.unlink(missing_ok=True)
+            elif what == "dies":
+                locks[who]._close()
+                tenures[who].end()
+            elif locks[who]._attempt(str(who)) == str(who):
+                # A replica that stalls hears of its success late.
+                tenures[who].renew(asked_s if what == "stalls" else now_s, now_s)
+            else:
+                tenures[who].end()
+            assert sum(tenure.holds(now_s) for tenure in tenures) <= 1
+        for lock in locks:
+            lock._close()
