@@ -32,7 +32,10 @@ class Source(Protocol):
 
 
 class EndpointSlices:
-    """The endpoints of a Service but those that terminate; each port is a rank."""
+    """The endpoints of a Service but those that terminate; each port is a rank.
+
+    A Service of two address families has each endpoint twice; one family counts.
+    """
 
     def __init__(self, given: Discover, api: Kubernetes) -> None:
         self._given, self._api = given, api
@@ -42,11 +45,13 @@ class EndpointSlices:
         path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
         selector = f"kubernetes.io/service-name={service}"
         async for slices in self._api.follow(path, labelSelector=selector):
+            family = min((one.get("addressType", "") for one in slices), default="")
             yield _all(
                 lambda place: self._given.workers(*place),
                 {
                     (each["addresses"][0], tuple(sorted(_ports(one))))
                     for one in slices
+                    if one.get("addressType", "") == family
                     for each in one.get("endpoints") or ()
                     if not (each.get("conditions") or {}).get("terminating")
                 },
@@ -88,6 +93,8 @@ class WatchedFile:
             raise ConfigError(
                 "--discover file: needs watchfiles: pip install 'evenstep[discovery]'"
             ) from None
+        if not path.parent.is_dir():
+            raise ConfigError(f"--discover file:{path}: there is no folder {path.parent}")
         self._path = path
         self._awatch = awatch
 
@@ -134,7 +141,8 @@ class Dns:
             except OSError as error:
                 log.warning("%s: %s; its workers stay", host, error)
             else:
-                found = sorted({str(answer[4][0]) for answer in answers})
+                family = min(answer[0] for answer in answers)  # IPv4 before IPv6
+                found = sorted({str(answer[4][0]) for answer in answers if answer[0] == family})
                 if found != last:
                     last = found
                     yield _all(lambda ip: self._given.workers(ip, [int(port)]), found)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from router.config.discover_notation import parse_discover
+from router.core.errors import ConfigError
 from router.discovery import sources
 from router.discovery.found import Found
 from router.discovery.sources import Dns, source_of
@@ -199,6 +200,34 @@ async def test_a_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPat
         await eventually(lambda: len(fleet.urls_there) == 2, "both are found")
         await eventually(lambda: fleet.urls_there == {"http://10.0.0.3:8000"}, "the other one")
     assert fleet.found.changes == 2
+
+
+async def test_of_two_address_families_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [(10, 1, 6, "", ("fd00::1", 8000, 0, 0)), (2, 1, 6, "", ("10.0.0.1", 8000))]
+
+    async def resolved(*_: Any, **__: Any) -> Any:
+        return both
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolved)
+    fleet = Discovering()
+    async with fleet.following(Dns(parse_discover("dns:engines:8000"), interval_s=0.01)):
+        await eventually(lambda: fleet.urls_there == {"http://10.0.0.1:8000"}, "one family")
+    fleet = Discovering()
+    async with serving_kube_api() as (api, url):
+        for family, ip in (("IPv6", "fd00::1"), ("IPv4", "10.0.0.1")):
+            await api.put(SLICES, family, {**slices([ip]), "addressType": family})
+        source = source_of(
+            parse_discover("endpointslices:serving/engines"), lambda: Kubernetes(url)
+        )
+        async with fleet.following(source):
+            await eventually(lambda: fleet.urls_there == {"http://10.0.0.1:8000"}, "one family")
+            await api.delete(SLICES, "IPv4")
+            await eventually(lambda: fleet.urls_there == {"http://[fd00::1]:8000"}, "the other")
+
+
+def test_a_file_needs_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none/workers\.json: there is no folder .*/none"):
+        source_of(parse_discover(f"file:{tmp_path}/none/workers.json"), Kubernetes)
 
 
 async def test_workers_that_conflict_change_nothing() -> None:
