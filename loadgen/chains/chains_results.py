@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from loadgen.chains.chain_simulation import simulate_chains
-from loadgen.chains.chains_config import ChainsConfig, Composed, composed
+from loadgen.chains.chains_config import ChainsOptions, Composed, composed
 from loadgen.chains.routing import simulate_routing
 from loadgen.chains.work import Served, Work
 from loadgen.report.intervals import Estimate, estimate, paired
@@ -47,7 +47,7 @@ class PolicyResult:
 class ChainsResult:
     """All policies on the same requests."""
 
-    config: ChainsConfig
+    options: ChainsOptions
     composed: Composed
     rate: float  # arrival rate, requests per second
     policies: tuple[PolicyResult, ...]
@@ -67,7 +67,7 @@ class ChainsResult:
     def report(self) -> Report:
         """JSON-able form, with the first policy's figures at the top."""
         bounds = asdict(self.bounds) if self.bounds else dict.fromkeys(("lower_s", "upper_s"))
-        config = self.config
+        options = self.options
         return {
             **self.policies[0].report(),
             **{name: finite(value) for name, value in bounds.items()},
@@ -83,44 +83,44 @@ class ChainsResult:
                 for each in self.policies
             ],
             "parameters": {
-                "scenario": asdict(config.scenario),
-                "placement": config.blocks.value,
-                "allocation": config.allocated.value,
-                "planned_rate": config.planned_rate,
-                "load": config.load,
-                "target_load": config.target_load,
-                "tune_by": config.tune_by.value,
-                "requests": config.requests,
-                "warmup": config.warmup,
-                "repeats": config.repeats,
-                "seed": config.seed,
-                "arrivals": config.arrivals.value,
-                "service": config.service.value,
-                "dispatch": config.dispatch.value,
+                "scenario": asdict(options.deployment),
+                "placement": options.placement.value,
+                "allocation": options.allocated.value,
+                "planned_rate": options.planned_rate,
+                "load": options.load,
+                "target_load": options.target_load,
+                "tune_by": options.tune_by.value,
+                "requests": options.requests,
+                "warmup": options.warmup,
+                "repeats": options.repeats,
+                "seed": options.seed,
+                "arrivals": options.arrivals.value,
+                "service": options.service.value,
+                "dispatch": options.dispatch.value,
             },
         }
 
 
-def compare(config: ChainsConfig) -> ChainsResult:
+def compare(options: ChainsOptions) -> ChainsResult:
     """Simulate every policy on the same requests; errors of ``composed``."""
-    ready = composed(config)
-    rate = config.planned_rate if config.load is None else config.load * ready.total_rate
-    works = [config.work(repeat, rate) for repeat in range(config.repeats)]
-    policies = tuple(_policy(config, ready, policy, works) for policy in config.policies)
+    ready = composed(options)
+    rate = options.planned_rate if options.load is None else options.load * ready.total_rate
+    works = options.works(rate)
+    policies = tuple(_policy(options, ready, policy, works) for policy in options.policies)
     bounds = chain_bounds(ready.chains, rate) if ready.chains else None
-    return ChainsResult(config, ready, rate, policies, bounds)
+    return ChainsResult(options, ready, rate, policies, bounds)
 
 
 def _policy(
-    config: ChainsConfig, ready: Composed, policy: str, works: Sequence[Work]
+    options: ChainsOptions, ready: Composed, policy: str, works: Sequence[Work]
 ) -> PolicyResult:
-    dispatch = config.dispatch_of(policy)
+    dispatch = options.dispatch_of(policy)
     served = [
         (
-            simulate_chains(ready.chains, policy, work, dispatch, config.seed + repeat)
+            simulate_chains(ready.chains, policy, work, dispatch, options.seed + repeat)
             if ready.chains
             else simulate_routing(ready.placement, work)
-        ).after(config.warmup)
+        ).after(options.warmup)
         for repeat, work in enumerate(works)
     ]
 

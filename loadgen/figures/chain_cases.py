@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from loadgen.chains.chains_command import ChainsOptions
+from loadgen.chains.chains_config import ChainsOptions
 from loadgen.chains.chains_results import compare
 from loadgen.chains.scenario import BLOOM_176B
 from loadgen.figures.fingerprints import CHAIN_FOLDERS, file_of
@@ -50,7 +50,7 @@ class ChainCase(CommandTrial[ChainsOptions]):
 
     def run(self, seed: int) -> Run:
         try:
-            report = compare(self.seeded(seed).config()).report()
+            report = compare(self.seeded(seed)).report()
         except InputError:
             return dict.fromkeys(_KEPT) | {_NONE: 1}
         return {name: report[name] for name in _KEPT} | {_NONE: 0}

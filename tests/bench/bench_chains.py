@@ -14,9 +14,8 @@ from dataclasses import replace
 from itertools import product
 
 from loadgen.chains.chain_simulation import simulate_chains
-from loadgen.chains.chains_config import Allocation, Blocks, ChainsConfig
+from loadgen.chains.chains_config import Allocation, Blocks, ChainsOptions
 from loadgen.chains.chains_results import ChainsResult, compare
-from loadgen.chains.scenario import BLOOM_176B
 from loadgen.chains.work import draw_work
 from router.core.errors import EvenstepError
 from router.core.placement.model import total_rate
@@ -27,7 +26,7 @@ POLICIES = ("jffc", "sed", "sa_jsq", "jsq", "jiq")
 LOADS = [tenth / 10 for tenth in range(1, 10)]
 
 
-def over_load(config: ChainsConfig) -> None:
+def over_load(config: ChainsOptions) -> None:
     """How much slower than jffc each policy is (95 % intervals)."""
     print("load  jffc, s (95 %)   bounds, s       slower than jffc, %: at once / from one queue")
     for load in LOADS:
@@ -52,14 +51,14 @@ def slower(result: ChainsResult, at: int) -> str:
     return f"{100 * against.mean:.2f} +- {100 * (against.half_width or 0):.2f}"
 
 
-def worst(config: ChainsConfig) -> None:
+def worst(config: ChainsOptions) -> None:
     """The fastest rival of jffc, over servers, planned rates and loads."""
     found, outside = [], 0
     for seed, rate, load in product(range(4), (0.4, 0.8, 1.2), LOADS):
         result = compare(
             replace(
                 config,
-                policies=("jffc", "sed", "sa_jsq"),
+                policy="jffc,sed,sa_jsq",
                 seed=seed,
                 rate=rate,
                 load=load,
@@ -81,10 +80,10 @@ def worst(config: ChainsConfig) -> None:
     )
 
 
-def speeds(config: ChainsConfig) -> None:
+def speeds(config: ChainsOptions) -> None:
     """Simulated requests per second of wall clock."""
-    servers = config.scenario.drawn(0)
-    chains = compose(config.scenario.model, servers, config.planned_rate).overlapping
+    servers = config.deployment.drawn(0)
+    chains = compose(config.deployment.model, servers, config.planned_rate).overlapping
     work = draw_work(0.7 * total_rate(chains), 200_000, 0)
     for policy in POLICIES:
         begun_s = time.perf_counter()
@@ -93,13 +92,12 @@ def speeds(config: ChainsConfig) -> None:
         print(f"{policy:8} {per_s:12,.0f} requests/s simulated")
 
 
-def placements(config: ChainsConfig) -> None:
+def placements(config: ChainsOptions) -> None:
     """The same requests on each placement."""
     for servers in (10, 20, 40):
-        scenario = replace(config.scenario, servers=servers)
         line = []
         for blocks in (Blocks.GBP_CR, Blocks.PETALS, Blocks.BPRR):
-            one = replace(config, scenario=scenario, blocks=blocks, policies=("jffc",), rate=0.2)
+            one = replace(config, servers=servers, placement=blocks, policy="jffc", rate=0.2)
             try:
                 line.append(f"{blocks} {compare(one).policies[0].mean.mean:.2f} s")
             except EvenstepError as error:
@@ -107,10 +105,10 @@ def placements(config: ChainsConfig) -> None:
         print(f"{servers} servers: {', '.join(line)}")
 
 
-def reserved(config: ChainsConfig) -> None:
+def reserved(config: ChainsOptions) -> None:
     """Best number of reserved slots by simulation, and the chosen one."""
     for rate in (0.2, 0.4, 0.6, 0.8, 1.0):
-        one = replace(config, rate=rate, policies=("jffc",), allocation=Allocation.GCA)
+        one = replace(config, rate=rate, policy="jffc", allocation=Allocation.GCA)
         chosen = compare(one)
         found = {}
         for count in range(1, 25):
@@ -132,9 +130,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--rate", type=float, default=0.8)
     given = parser.parse_args()
-    config = ChainsConfig(
-        scenario=BLOOM_176B,
-        policies=POLICIES,
+    config = ChainsOptions(
+        policy=",".join(POLICIES),
         rate=given.rate,
         requests=given.requests,
         warmup=given.requests // 10,

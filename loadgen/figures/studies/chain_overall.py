@@ -10,8 +10,7 @@ from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 
-from loadgen.chains.chains_command import ChainsOptions
-from loadgen.chains.chains_config import Blocks
+from loadgen.chains.chains_config import Blocks, ChainsOptions
 from loadgen.figures.chain_cases import DEPLOYMENTS, RESPONSE, WAITING, ChainCase
 from loadgen.figures.fingerprints import CHAIN_FOLDERS
 from loadgen.figures.samples import Claim, Outcomes, at_most

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 
-from loadgen.chains.chains_command import ChainsOptions
+from loadgen.chains.chains_config import ChainsOptions
 from loadgen.figures.chain_cases import DEPLOYMENTS, LOWER, RESPONSE, SERVICE, UPPER, ChainCase
 from loadgen.figures.fingerprints import CHAIN_FOLDERS
 from loadgen.figures.samples import Claim, Outcomes, at_least, at_most

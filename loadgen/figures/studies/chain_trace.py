@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from loadgen.chains.chains_command import ChainsOptions
-from loadgen.chains.chains_config import Blocks
+from loadgen.chains.chains_config import Blocks, ChainsOptions
 from loadgen.chains.work import Arrivals, Service
 from loadgen.figures.chain_cases import RESPONSE, SERVICE, TAIL, WAITING, ChainCase
 from loadgen.figures.fingerprints import CHAIN_FOLDERS

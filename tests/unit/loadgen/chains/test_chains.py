@@ -9,7 +9,7 @@ import pytest
 
 from loadgen.chains import chain_simulation
 from loadgen.chains.chain_simulation import simulate_chains
-from loadgen.chains.chains_config import ChainsConfig
+from loadgen.chains.chains_config import ChainsOptions
 from loadgen.chains.chains_results import compare
 from loadgen.chains.routing import simulate_routing
 from loadgen.chains.scenario import BLOOM_176B, LLAMA_2_7B
@@ -142,9 +142,8 @@ def test_whole_models_are_chains() -> None:
 @pytest.mark.parametrize("load", [0.1, 0.5, 0.9])
 def test_jffc_is_within_its_bounds_and_not_beaten(load: float) -> None:
     """On 20 servers, with paired requests; the others in the form of dispatch that suits them."""
-    config = ChainsConfig(
-        scenario=BLOOM_176B,
-        policies=("jffc", "sed", "sa_jsq", "jsq", "jiq"),
+    options = ChainsOptions(
+        policy="jffc,sed,sa_jsq,jsq,jiq",
         rate=0.8,
         load=load,
         requests=6_000,
@@ -152,7 +151,7 @@ def test_jffc_is_within_its_bounds_and_not_beaten(load: float) -> None:
         repeats=3,
         dispatch=Dispatch.INSTANT,
     )
-    result = compare(config)
+    result = compare(options)
     jffc = result.policies[0]
     assert jffc.dispatch is Dispatch.POOL
     assert result.bounds is not None

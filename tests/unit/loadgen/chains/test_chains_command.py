@@ -125,7 +125,7 @@ def test_the_fewest_slots_suffice(run: Run) -> None:
         ("--reserved 0", "--reserved must be from 1"),
         ("--reserved 200", "--reserved 200 leaves too little memory"),
         ("--requests 10 --warmup 10", "--warmup 10 leaves none of the 10 --requests"),
-        ("--repeats 0", "--repeats must be from 1 to 1,000"),
+        ("--repeats 0", "--repeats must be from 1 to 1000"),
         ("--seed -1", "--seed must be from 0"),
         ("--trace azure-conv", "--trace does nothing without"),
         ("--scenario llama2-7b --placement whole --reserved 5", "--reserved does nothing with"),
