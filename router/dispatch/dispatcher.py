@@ -290,7 +290,9 @@ class Dispatcher:
                 self._queue_of[event.worker_id].schedule(hurry=True)
             case ev.WorkerUp() | ev.WorkerDown():
                 if isinstance(event, ev.WorkerUp):
-                    self.cluster.group_of(event.worker_id).rose(event.worker_id, self._clock())
+                    self.cluster.group_of(event.worker_id).watched(event.worker_id).rose(
+                        self._clock()
+                    )
                 self._note_change(*self.queues.values())
             case ev.Fetched() if frees_kv:  # a prefill worker has room
                 for queue in self.queues.values():
@@ -331,7 +333,7 @@ class Dispatcher:
         self._note_change(self._queue_of.pop(worker_id))
 
     def drain(self, worker_id: str, *, draining: bool) -> None:
-        self.cluster.worker(worker_id).draining = draining
+        self.cluster.worker(worker_id).drain(draining=draining)
         self._note_change(self._queue_of[worker_id])
 
     def amend(self, spec: WorkerSpec) -> None:

@@ -113,19 +113,16 @@ class GroupQueue:
     def __init__(self, shared: Shared, decider: Decider) -> None:
         self._shared = shared
         self.decider = decider
-        self.group = decider.group
-        self.pool = decider.pool
-        self.stats = decider.stats
+        self.group, self.pool, self.stats = decider.group, decider.pool, decider.stats
         settings = shared.settings
         self.budget = RetryBudget(settings.retry_budget, settings.retry_min_per_s)
         self.waiters: dict[str, Waiting] = {}
         self.joined: list[GroupQueue] = [self]
         self.prefills: PrefillQueue | None = None  # queue of the group's prefill stage
-        # Since when no worker serves the group; None while one does, or is paused.
-        self.deserted_s: float | None = shared.clock()
+        self.deserted_s: float | None = shared.clock()  # None: a worker serves, or is paused
         self.sent_s: dict[str, float] = {}  # times of dispatch, until the first byte
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
-        self._hurried = False
+        self._hurried = self._newcomers = False
         self.prompts = GroupBudget(decider.group, None)  # prompt budgets of the group's workers
 
     # Settings.
@@ -145,8 +142,8 @@ class GroupQueue:
         self.decider.follow()
 
     def bound_prompts_by(self, rule: int | Targets | None) -> None:
-        budget = PromptBudget(rule) if isinstance(rule, Targets) else rule
-        self.prompts = GroupBudget(self.group, budget)
+        bound = PromptBudget(rule) if isinstance(rule, Targets) else rule
+        self.prompts = GroupBudget(self.group, bound)
         self.decider.follow()
 
     # Requests.
@@ -166,10 +163,11 @@ class GroupQueue:
 
     def wait(self, request: Request, since_s: float) -> Waiter:
         self.pool.add(request)
+        self.decider.sharing.came(request)
         worker: Waiter = asyncio.get_running_loop().create_future()
         self.waiters[request.id] = Waiting(worker, since_s)
-        for queue in self.joined:
-            queue.schedule(hurry=True)
+        self._newcomers = True
+        self.schedule(hurry=True)
         return worker
 
     def send(self, request: Request, worker_id: str) -> Waiter:
@@ -275,6 +273,10 @@ class GroupQueue:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        for queue in self.joined if self._newcomers else ():
+            if queue is not self and queue.decider.chooses:
+                queue.schedule(hurry=True)
+        self._newcomers = False
         self._assign()
         if self.waiters:
             self._shared.incoming.hasten()
@@ -285,12 +287,13 @@ class GroupQueue:
         now = self._shared.clock()
         assignments = self.decider.decide(now, self._shared.clock)
         for request_id, worker_id in assignments:
-            request = self.pool.remove(request_id)
-            assert request is not None
-            self._sent(request, worker_id, self.waiters.pop(request_id), now)
-        # Prompts go out one a round, and the queue behind may have room again.
-        if assignments and self.prefills is not None:
-            self.prefills.schedule(hurry=True)
+            request = self.pool[request_id]
+            self._sent(request, worker_id, self._take_out(request), now)
+        if assignments:
+            self.decider.sharing.settle(self.decider)
+            # Prompts go out one a round, and the queue behind may have room again.
+            if self.prefills is not None:
+                self.prefills.schedule(hurry=True)
 
     def _sent(self, request: Request, worker_id: str, waiter: Waiting, now: float) -> None:
         cluster, stats = self._shared.cluster, self.stats
@@ -309,6 +312,7 @@ class GroupQueue:
         return self.group.serving or self.group.paused
 
     def note_change(self) -> None:
+        self.decider.sharing.forget()
         if self._served:
             self.deserted_s = None
         elif self.deserted_s is None:
@@ -324,7 +328,7 @@ class GroupQueue:
     def deserted(self) -> GroupQueue | None:
         """A queue that requests here need, without workers for ``_GRACE_S`` seconds."""
         grace_s = self._shared.clock() - _GRACE_S
-        every = [queue.deserted_s for queue in self.joined]
+        every = (queue.deserted_s for queue in self.joined)
         return None if any(since_s is None or since_s > grace_s for since_s in every) else self
 
     def desertion(self) -> NoWorkerError:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from router.core.queue.pool import Pool
+from router.core.rounds.sharing import Sharing
 from router.core.state.cluster import Cluster
 from router.core.types import Request
 from router.dispatch.group_queue import GroupQueue, Waiting
@@ -67,8 +68,8 @@ def _join(first: GroupQueue, other: GroupQueue) -> None:
 
 
 def _bind(queues: list[GroupQueue], pool: Pool, waiters: dict[str, Waiting]) -> None:
-    partners = [queue.decider for queue in queues]
+    sharing = Sharing([queue.decider for queue in queues])
     for queue in queues:
         queue.pool, queue.waiters, queue.joined = pool, waiters, queues
-        queue.decider.pool, queue.decider.partners = pool, partners
+        queue.decider.pool, queue.decider.sharing = pool, sharing
         queue.schedule(hurry=True)

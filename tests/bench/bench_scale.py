@@ -1,12 +1,13 @@
 """How large a fleet one deciding process can have: CPU of snapshots, decisions, memory, traffic.
 
     python tests/bench/bench_scale.py [--ranks 64,256,1000] [--group 8] [--running 72]
-        [--output 200,1000] [--steps 60] [--json FILE]
+        [--slots 72,96] [--output 200,1000] [--steps 60] [--json FILE]
 
-One model on emulated ranks in groups of --group, each a barrier, with one queue. All ranks step
-together. Real messages of the plug-in's publisher are decoded and applied by the router's own
-dispatcher, under its defaults (bfio, look-ahead). As many requests arrive as end, so that slots are
-full; each is assigned in the rounds that follow. Without sockets and clients: CPU time of one
+One model on emulated ranks in groups of --group, each a barrier, with one queue, and --running
+requests on each rank. With as many --slots all are taken, and requests wait for them; with more,
+each newcomer is assigned at once. All ranks step together. Real messages of the plug-in's publisher
+are decoded and applied by the router's own dispatcher, under its defaults (bfio, look-ahead). As
+many requests arrive as end, one after the other. Without sockets and clients: CPU time of one
 thread, of which the making of messages is left out.
 
 ``core_at`` is what one process would need at 50 steps a second, in cores, and ``ranks_a_core`` how
@@ -26,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -118,14 +120,15 @@ class Fleet:
         self.asked: list[tuple[Request, asyncio.Future[WorkerSpec]]] = []
         self.rng = random.Random(1)
 
-    def ask(self, count: int) -> None:
-        """So many new requests, BurstGPT-like lengths of a fixed mean."""
+    async def ask(self, count: int) -> None:
+        """So many new requests, one after the other, BurstGPT-like lengths of a fixed mean."""
         for _ in range(count):
             self.serial += 1
             id_, prompt = _token(9, self.serial), 200 + 37 * self.serial % 2000
             request = Request(id_, self.home, prompt, arrival_s=time.monotonic(), model="model")
             self.requests[id_] = request
             self.asked.append((request, self.dispatcher.submit(request)))
+            await asyncio.sleep(0)
 
     def send(self) -> int:
         """What has been assigned enters its rank; how many."""
@@ -137,12 +140,10 @@ class Fleet:
             rank.enter(request.id, request.prompt_tokens, length)
         return len(there)
 
-    def end(self) -> int:
+    def end(self) -> None:
         """The clients' side: answers of requests that the engines have ended are whole."""
-        ended = [id_ for rank in self.ranks for id_ in rank.ended]
-        for id_ in ended:
+        for id_ in [id_ for rank in self.ranks for id_ in rank.ended]:
             self.dispatcher.end(self.requests.pop(id_), Outcome.COMPLETED)
-        return len(ended)
 
     def apply(self, dispatcher: Dispatcher) -> tuple[int, int]:
         """Take in what the ranks have published; messages and bytes."""
@@ -156,11 +157,11 @@ class Fleet:
 
 
 async def measured(
-    folder: Path, ranks: int, group: int, slots: int, output: int, steps: int
+    folder: Path, ranks: int, group: int, running: int, slots: int, output: int, steps: int
 ) -> Any:
     """Means over the last steps, in CPU microseconds."""
     fleet = Fleet(folder, ranks, group, slots, output)
-    fleet.ask(ranks * (slots + 1))
+    wanted = ranks * (running + (running == slots))
     taken: list[float] = []
     decided: list[float] = []
     made: list[int] = []
@@ -170,11 +171,12 @@ async def measured(
         began_s = time.thread_time()
         told = fleet.apply(fleet.dispatcher)
         taken_s = time.thread_time()
-        fleet.ask(fleet.end())
+        fleet.end()
+        await fleet.ask(min(4 * ranks, wanted - len(fleet.requests)))
         await asyncio.sleep(ROUND_S)
         done_s = time.thread_time()
         sent = fleet.send()
-        if full_at is None and len(fleet.asked) <= 2 * ranks:
+        if full_at is None and len(fleet.requests) == wanted and len(fleet.asked) <= 2 * ranks:
             full_at = fleet.ranks[0]._step
             gc.collect()
             gc.freeze()
@@ -194,7 +196,8 @@ async def measured(
     return {
         "ranks": ranks,
         "group": group,
-        "running": slots,
+        "running": running,
+        "slots": slots,
         "output_tokens": output,
         "us_a_snapshot": round(sum(taken) / messages * 1e6, 1),
         "bytes_a_snapshot": round(size / messages),
@@ -209,9 +212,9 @@ async def measured(
     }
 
 
-def in_a_process(given: argparse.Namespace, ranks: int, output: int) -> Any:
+def in_a_process(given: argparse.Namespace, ranks: int, slots: int, output: int) -> Any:
     """Each size in a process of its own: memory is its peak."""
-    flags = ["--ranks", str(ranks), "--output", str(output), "--one"]
+    flags = [f"--ranks={ranks}", f"--slots={slots}", f"--output={output}", "--one"]
     flags += [f"--{name}={getattr(given, name)}" for name in ("group", "running", "steps")]
     done = subprocess.run(
         [sys.executable, "-m", "tests.bench.bench_scale", *flags],
@@ -228,6 +231,7 @@ def numbers(text: str) -> Sequence[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=numbers, default=(64, 256, 1000))
+    parser.add_argument("--slots", type=numbers, default=(72, 96))
     parser.add_argument("--output", type=numbers, default=(200, 1000))
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--running", type=int, default=72)
@@ -237,14 +241,14 @@ def main() -> None:
     given = parser.parse_args()
     if given.one:
         with tempfile.TemporaryDirectory(prefix="evenstep-") as folder:
-            size = given.ranks[0], given.group, given.running, given.output[0], given.steps
-            print(json.dumps(asyncio.run(measured(Path(folder), *size))))
+            size = given.ranks[0], given.group, given.running, given.slots[0]
+            rest = given.output[0], given.steps
+            print(json.dumps(asyncio.run(measured(Path(folder), *size, *rest))))
         raise SystemExit
     rows = []
-    for output in given.output:
-        for ranks in given.ranks:
-            rows.append(in_a_process(given, ranks, output))
-            print(rows[-1], flush=True)
+    for output, slots, ranks in product(given.output, given.slots, given.ranks):
+        rows.append(in_a_process(given, ranks, slots, output))
+        print(rows[-1], flush=True)
     if given.json:
         write_figures(given.json, {"rows": rows}, origin(Engines.EMULATED, CODE))
 

@@ -271,7 +271,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS), draining=st.booleans())
     def drain(self, worker: str, draining: bool) -> None:
         if worker in self.there:
-            self.cluster.worker(worker).draining = draining
+            self.cluster.worker(worker).drain(draining=draining)
 
     @rule(worker=st.sampled_from(WORKERS))
     def go(self, worker: str) -> None:

@@ -63,14 +63,14 @@ class ViewMachine(ClusterMachine):
     @rule(worker=ANY)
     def rest(self, worker: str) -> None:
         if worker in self.there:
-            self.cluster.groups["default"].rest(worker, self.now_s, 2.0)
+            self.cluster.groups["default"].watched(worker).rest(self.now_s, 2.0)
 
     @rule(worker=ANY)
     def restart_of_the_engine(self, worker: str) -> None:
         if worker in self.there:
             self.cluster.apply(EngineFailed(worker))
             self.cluster.apply(WorkerUp(worker))
-            self.cluster.groups["default"].rose(worker, self.now_s)
+            self.cluster.groups["default"].watched(worker).rose(self.now_s)
 
     @rule(worker=ANY, slots=st.integers(1, SLOTS), rate=st.sampled_from([None, 0.5, 2.0]))
     def amend(self, worker: str, slots: int, rate: float | None) -> None:

@@ -109,6 +109,10 @@ class SimulatedWorkers:
         """Nothing depends on time alone."""
         return False
 
+    @property
+    def version(self) -> None:
+        """Each step's end changes all."""
+
     def views(self, dispatch: Dispatch, overcommit: int) -> Sequence[WorkerView]:
         engines, config = self._engines, self._config
         room = config.slots + overcommit

@@ -34,6 +34,7 @@ from router.core.queue.pool import Pool
 from router.core.rounds.barriers import Allot, allot
 from router.core.rounds.decider import Decider
 from router.core.rounds.overcommit import Overcommit
+from router.core.rounds.sharing import Sharing
 from router.core.state.cluster import Cluster
 from router.core.state.group_budget import GroupBudget
 from router.core.state.rates import SendDelay
@@ -176,8 +177,9 @@ class _Simulation:
         first, *others = deciders = [each.decider for each in self._groups]
         for other in others:
             first.group.line.merge(other.group.line)
+        sharing = Sharing(deciders, allot)
         for each in deciders:
-            each.partners, each.allot = deciders, allot
+            each.sharing = sharing
 
     def _begin(self, domain: _Domain, now_s: float) -> None:
         """Begin a step if there is work; requests that arrive meanwhile see the state before it."""

@@ -68,7 +68,7 @@ class Pool:
         self._prompt_tokens = array("q")
         self._slots = array("q")
         self._due = array("d")  # times at which first tokens are wanted, of those in time
-        self._serial = 0
+        self.newest = 0  # number of the request that came last
         self.requests_of: Counter[str] = Counter()
         self.slots_of: Counter[str] = Counter()
         self._failed: dict[str, tuple[_Key, Request]] = {}
@@ -105,9 +105,9 @@ class Pool:
 
     def add(self, request: Request) -> None:
         """Add a request; a returning one regains its place, one that a worker failed goes first."""
-        self._serial += 1
+        self.newest += 1
         due = due_s(request)
-        key = (2 * request.priority + math.isinf(due), request.arrival_s, self._serial)
+        key = (2 * request.priority + math.isinf(due), request.arrival_s, self.newest)
         self.requests_of[request.tenant] += 1
         self.slots_of[request.tenant] += request.slots
         self._choosy += bool(request.lacks)

@@ -14,7 +14,7 @@ a group that is full while another has a slot. The rule is our own.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapreplace
 
 from router.core.step_time import StepTime
@@ -31,12 +31,12 @@ class Barrier:
         slots: of all its workers.
         requests: that wait at the barrier: the group's, or without one the mean of a worker.
         rate_per_s: mu, requests that end in a second, for each that runs.
-        cost: of a step; None: not learned yet.
         peak_tokens: KV tokens of the fullest worker.
         least_tokens: those of the emptiest one.
         pending_tokens: prompt tokens that each worker has to compute, a heap.
         peak_pending: the most of them.
         together: whether its workers wait for each other.
+        cost: of a step; None: not learned yet.
         hits: cached part of each prompt by worker; None: unknown.
     """
 
@@ -45,23 +45,16 @@ class Barrier:
     slots: int
     requests: float
     rate_per_s: float
-    cost: StepTime | None
     peak_tokens: float
     least_tokens: float
     pending_tokens: list[int]
     peak_pending: int
     together: bool
-    hits: Hits | None
+    cost: StepTime | None = None
+    hits: Hits | None = None
 
     @classmethod
-    def of(
-        cls,
-        views: Sequence[WorkerView],
-        cost: StepTime | None,
-        hits: Hits | None,
-        *,
-        together: bool,
-    ) -> "Barrier":
+    def of(cls, views: Sequence[WorkerView], *, together: bool) -> "Barrier":
         loads = [view.load_tokens for view in views]
         pending = sorted([view.pending_prompt_tokens for view in views]) or [0]
         requests = sum([view.requests for view in views])
@@ -71,14 +64,16 @@ class Barrier:
             slots=sum([view.slots for view in views]),
             requests=requests if together else requests / max(1, len(views)),
             rate_per_s=sum([view.service_rate for view in views]) / max(1, len(views)),
-            cost=cost,
             peak_tokens=max(loads, default=0),
             least_tokens=min(loads, default=0),
             pending_tokens=pending,
             peak_pending=pending[-1],
             together=together,
-            hits=hits,
         )
+
+    def now(self, cost: StepTime | None, hits: Hits | None) -> "Barrier":
+        """A copy on which requests can be placed."""
+        return replace(self, cost=cost, hits=hits, pending_tokens=self.pending_tokens[:])
 
     def fits(self, request: Request, closed: Set[str]) -> bool:
         """Whether a worker beside the closed ones had a slot and memory for it."""
@@ -130,21 +125,21 @@ def allot(waiting: Iterable[Request], barriers: Mapping[str, Barrier]) -> dict[s
     allotted: dict[str, set[str]] = {name: set() for name in barriers}
     for request in waiting:
         open_ = {name: one for name, one in barriers.items() if one.capacity > 0}
-        closed: Sequence[Set[str]] = (request.lacks | request.avoid, request.lacks)
-        fitting = [{n for n, one in open_.items() if one.fits(request, each)} for each in closed]
-        able = {
-            name
-            for name, one in open_.items()
-            if not {view.id for view in one.views} <= request.lacks
-        }
-        some = fitting[0] or fitting[1] or able
         costs = {
-            name: barrier.cost_s(request) if learned else barrier.fullness()
-            for name, barrier in open_.items()
-            if name in some
+            name: one.cost_s(request) if learned else one.fullness()
+            for name, one in _willing(request, open_).items()
         }
         if costs:
             name = min(costs, key=costs.__getitem__)
             barriers[name].place(request)
             allotted[name].add(request.id)
     return allotted
+
+
+def _willing(request: Request, barriers: Mapping[str, Barrier]) -> Mapping[str, Barrier]:
+    """The groups that may serve it best, if any may at all."""
+    for closed in (request.lacks | request.avoid, request.lacks):
+        if fitting := {name: one for name, one in barriers.items() if one.fits(request, closed)}:
+            return fitting
+    ids = {name: {view.id for view in one.views} for name, one in barriers.items()}
+    return {name: one for name, one in barriers.items() if not ids[name] <= request.lacks}

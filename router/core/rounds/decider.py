@@ -1,6 +1,6 @@
 """Decisions for one group: the rounds of the live router and of the simulator."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -16,10 +16,11 @@ from router.core.queue.tier import Tier
 from router.core.rounds import assignment
 from router.core.rounds.affinity import Affinity
 from router.core.rounds.backfill import Backfill
-from router.core.rounds.barriers import Allot, Barrier, allot
+from router.core.rounds.barriers import Barrier
 from router.core.rounds.overcommit import Overcommit
 from router.core.rounds.prompt_waves import PromptWaves, delay_s
 from router.core.rounds.reservations import Reservations
+from router.core.rounds.sharing import Kept, Sharing
 from router.core.state.barrier import StepTotals
 from router.core.state.group import Group
 from router.core.state.wanted import Wanted
@@ -96,6 +97,11 @@ class Workers(Protocol):
         """Bring to the present what depends on time alone."""
         ...
 
+    @property
+    def version(self) -> int | None:
+        """Another one after each change that the views show; None: they change without notice."""
+        ...
+
     def views(self, dispatch: Dispatch, overcommit: int) -> Sequence[WorkerView]: ...
 
     def outlook(self, look_ahead: LookAhead, views: Sequence[WorkerView]) -> Outlook: ...
@@ -143,9 +149,7 @@ class RoundDecider(Generic[W]):
     """Assigns a group's waiting requests, round by round.
 
     Attributes:
-        partners: deciders of all groups that serve the same requests, this one included. They have
-            one pool.
-        allot: chooses among these.
+        sharing: with all groups that serve the same requests.
         fallback: assigns where the policy raises an exception.
         solved: the policy's last program; None if it solved nothing.
         on_policy_error: callback for that exception.
@@ -166,11 +170,12 @@ class RoundDecider(Generic[W]):
     stats: GroupStats = field(default_factory=GroupStats)
     solved: Decision | None = None
     on_policy_error: Callable[[Exception], None] = lambda _: None
-    partners: "Sequence[RoundDecider[W]]" = ()
-    allot: Allot = allot
+    sharing: Sharing = field(init=False)
+    _capacity: Kept[int] = field(default_factory=Kept)
+    _barrier: Kept[Barrier] = field(default_factory=Kept)
 
     def __post_init__(self) -> None:
-        self.partners = self.partners or (self,)
+        self.sharing = Sharing([self])
         self.backfill = Backfill(self.group.running)
 
     def follow(self) -> None:
@@ -237,13 +242,9 @@ class RoundDecider(Generic[W]):
         capacity = sum([view.capacity for view in views])
         if not capacity:
             return None
-        crowded, allotted = len(self.pool) > capacity, None
-        if len(self.partners) > 1:
-            barriers = {each.group.name: each.barrier for each in self.partners}
-            crowded = len(self.pool) > sum([one.capacity for one in barriers.values()])
-            # With a choice for each group's slots, each chooses in its turn.
-            if not crowded and not (allotted := self.allot(self.pool, barriers)[self.group.name]):
-                return None
+        crowded, allotted = self.sharing.crowded(self.pool), self.sharing.take(self, self.pool)
+        if allotted is not None and not allotted:
+            return None
         gap_tokens = assignment.gap_tokens(views)
         turns: Sequence[Offer] = ()
         if len(self.pool.slots_of) > 1:
@@ -275,28 +276,58 @@ class RoundDecider(Generic[W]):
         )
 
     @property
+    def chooses(self) -> bool:
+        """Whether a round may assign something of what waits for several groups."""
+        return self.sharing.chooses(self, self.pool)
+
+    @property
     def waiting(self) -> int:
         """Requests in its pool; a common pool counts at its first group that takes requests."""
-        serving = (each for each in self.partners if each.group.askable)
-        return len(self.pool) if next(serving, self.partners[0]) is self else 0
+        groups = self.sharing.groups
+        return len(self.pool) if next((g for g in groups if g.takers), groups[0]) is self else 0
 
     @property
     def askable(self) -> Set[str]:
         """Ids of workers that accept the pool's requests, if not at this moment."""
-        return set[str]().union(*(each.group.askable for each in self.partners))
+        return set[str]().union(*(each.takers for each in self.sharing.groups))
+
+    @property
+    def takers(self) -> Set[str]:
+        """Those of its own group."""
+        return self.group.askable
+
+    @property
+    def name(self) -> str:
+        return self.group.name
+
+    @property
+    def version(self) -> int | None:
+        return self.group.version
+
+    @property
+    def capacity(self) -> int:
+        """Engine requests that its workers can take; summed anew only after a change."""
+        return self._capacity.of(self._seen, lambda: sum([each.capacity for each in self._views]))
+
+    @property
+    def barrier(self) -> Barrier:
+        """As it is now, for requests to be placed on it."""
+        group = self.group
+        together = group.barrier is not False
+        kept = self._barrier.of(self._seen, lambda: Barrier.of(self._views, together=together))
+        return kept.now(group.step_time, group.hits)
+
+    @property
+    def _seen(self) -> Hashable:
+        """What the views follow from; None: they change without notice."""
+        version = self.group.version
+        return None if version is None else (version, self.dispatch, self.overcommit.requests)
 
     @property
     def _views(self) -> Sequence[WorkerView]:
         # What queues in an engine begins alone.
         overcommit = 0 if self._shared_cost else self.overcommit.requests
         return self.group.views(self.dispatch, overcommit)
-
-    @property
-    def barrier(self) -> Barrier:
-        group = self.group
-        return Barrier.of(
-            self._views, group.step_time, group.hits, together=group.barrier is not False
-        )
 
     def _assign(self, given: RoundInput) -> Sequence[Assignment]:
         self.stats.rounds += 1

@@ -218,7 +218,7 @@ class Cluster:
             case ev.Refused():
                 group.workers[event.worker_id].refused(event.request_id)
             case _:
-                group.rest(event.worker_id, event.time_s, event.seconds)
+                group.watched(event.worker_id).rest(event.time_s, event.seconds)
 
     def _apply_request(self, event: ev.RequestEvent) -> None:
         tracked = self._requests.get(event.request_id)

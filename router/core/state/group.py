@@ -108,15 +108,14 @@ class Group:
 
     @property
     def gaps(self) -> int:
-        every = self.workers.values()
-        return self._gone_gaps + sum(w.gaps + (w.feed.gaps if w.feed else 0) for w in every)
+        seen = [w.gaps + (w.feed.gaps if w.feed else 0) for w in self.workers.values()]
+        return self._gone_gaps + sum(seen)
 
     @property
     def preemptions(self) -> int:
         every = self.workers.values()
-        return self._gone_preemptions + sum(
-            w.preemptions + (w.feed.preemptions if w.feed else 0) for w in every
-        )
+        seen = [w.preemptions + (w.feed.preemptions if w.feed else 0) for w in every]
+        return self._gone_preemptions + sum(seen)
 
     @property
     def joules(self) -> Joules:
@@ -280,24 +279,24 @@ class Group:
         if worker.live:
             others = [w.breaker for w in self.workers.values() if w.takes and w is not worker]
             may = may_open(others, self._breakers.max_ejected)
-            ejected = worker.breaker.failed(attempt, now_s, suspect=suspect, may_open=may)
-            self.ejections += ejected
-            self._watched.add(worker_id)
+            breaker = self.watched(worker_id)
+            self.ejections += breaker.failed(attempt, now_s, suspect=suspect, may_open=may)
 
-    def rest(self, worker_id: str, now_s: float, seconds: float) -> None:
-        self.workers[worker_id].breaker.rest(now_s, seconds)
+    def watched(self, worker_id: str) -> Breaker:
+        """The breaker of a worker, to be changed."""
         self._watched.add(worker_id)
-
-    def rose(self, worker_id: str, now_s: float) -> None:
-        self.workers[worker_id].breaker.rose(now_s)
-        self._watched.add(worker_id)
+        return self.workers[worker_id].breaker
 
     def views(self, dispatch: Dispatch, overcommit: int = 0) -> Sequence[WorkerView]:
         return [worker.view(dispatch, overcommit) for worker in self._live]
 
+    @property
+    def version(self) -> int | None:
+        """Another one after each change of the views; None: they change without notice."""
+        return None if self._watched or self.serves else self._table.changes
+
     def versions(self) -> Sequence[int]:
-        versions = self._table.versions
-        return [versions[worker.rows.worker] for worker in self._live]
+        return [worker.rows.version for worker in self._live]
 
     def outlook(self, look_ahead: LookAhead, views: Sequence[WorkerView]) -> Outlook:
         slots = sum([view.slots for view in views]) // len(views)
@@ -442,6 +441,7 @@ class Group:
                 worker.forget_others()
         self._live = [worker for worker in self.workers.values() if worker.down_reason is None]
         self._live_ids = tuple(worker.spec.id for worker in self._live)
+        self._table.changes += 1
 
     def lose_feed(self, worker_id: str) -> None:
         if self.workers[worker_id].feed is not None:

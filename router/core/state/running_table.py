@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from itertools import count
 
 import numpy as np
 
@@ -29,7 +28,7 @@ class RunningTable:
 
     Most of a worker's requests grow together: a row stores generated tokens less its worker's
     ``ticks`` then. ``versions`` has a number by worker that changes with its requests and never
-    repeats.
+    repeats: the number of ``changes`` by then.
     """
 
     def __init__(self) -> None:
@@ -39,7 +38,7 @@ class RunningTable:
         self._workers: list[WorkerRows] = []
         self.ticks: list[int] = []
         self.versions: list[int] = []
-        self.changes = count()
+        self.changes = 0
         self._free: list[int] = []
         self._serial = 0
 
@@ -123,7 +122,8 @@ class WorkerRows:
 
     def change(self) -> None:
         """Mark its requests without rows as changed."""
-        self._table.versions[self.worker] = next(self._table.changes)
+        self._table.changes += 1
+        self._table.versions[self.worker] = self._table.changes
 
     def tick(self) -> None:
         self._ticks[self.worker] += 1

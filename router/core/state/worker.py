@@ -100,10 +100,19 @@ class Worker:
 
     def amend(self, spec: WorkerSpec) -> None:
         self.spec = spec
-        self._view = None
+        self._changed()
+
+    def drain(self, draining: bool) -> None:
+        self.draining = draining
+        self._changed()
 
     def engine_failed(self) -> None:
         self.breaker.fell()
+        self._changed()
+
+    def _changed(self) -> None:
+        self._view = None
+        self.rows.change()
 
     @property
     def live(self) -> bool:
@@ -189,7 +198,7 @@ class Worker:
         return max(0, self.slots - self.requests)
 
     def receive(self, snapshot: Snapshot, received_s: float) -> Feed | None:
-        self._view = None
+        self._changed()
         if self.feed is None:
             self._note_own()
             self.feed = Feed(self.rows, self._claim, self._asked)
@@ -226,13 +235,13 @@ class Worker:
         if gauges is None or self.feed is not None:
             self.forget_others()
             return
-        self._view = None
+        self._changed()
         self._note_own()
         self.foreign.receive(gauges, now_s)
         self._note_own()
 
     def forget_others(self) -> None:
-        self._view = None
+        self._changed()
         self.foreign.clear()
 
     def _note_own(self) -> None:
@@ -265,8 +274,7 @@ class Worker:
             return 0
         before = flight.generated_tokens
         flight.generated_tokens = max(0, generated_tokens - flight.ended_tokens)
-        self._view = None
-        self.rows.change()
+        self._changed()
         return flight.generated_tokens - before
 
     def count(self, counted: PromptCounted) -> None:
@@ -415,8 +423,7 @@ class Worker:
             self._token_rate.learn(flight.request.text_bytes, prompt_tokens, flight.request.parts)
 
     def _recount(self, tokens: Iterable[str]) -> None:
-        self._view = None
-        self.rows.change()
+        self._changed()
         running: Mapping[str, int] = self.feed.running_by_token if self.feed else {}
         for token in tokens:
             self.unseen.pop(token, None)

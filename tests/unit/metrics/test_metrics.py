@@ -525,5 +525,5 @@ def test_an_ejected_worker_says_so_and_has_ten_series_all_the_same(bench: Bench)
 def test_workers_that_are_drained(bench: Bench) -> None:
     assert bench.scrape()["workers_draining", ("g",)] == 0
     group = bench.dispatcher.cluster.groups["g"]
-    next(iter(group.workers.values())).draining = True
+    next(iter(group.workers.values())).drain(draining=True)
     assert bench.scrape()["workers_draining", ("g",)] == 1

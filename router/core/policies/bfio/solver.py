@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from router.core.policies.bfio.kernels import State
 
 DEFAULT_MOVES = 30_000
+# Items for which the whole budget is used; fewer have as many fewer pairs to try.
+_MANY_ITEMS = 8
 
 # Price of a cost over one step; over K steps it is K + 5.
 _MOVE = 6
@@ -126,6 +128,7 @@ def _searched(instance: Instance, places: Ints, moves: int) -> Solution:
     from router.core.policies.bfio.search import read_off, search
 
     kinds, ranked = _kinds(instance), _ranked(instance)
+    moves = round(moves * min(1.0, (instance.most_admitted / _MANY_ITEMS) ** 2))
     state = _state(instance, ranked, kinds, moves)
     search(state, _least(len(ranked), float(np.abs(state.loads).max(axis=0).sum())))
     read_off(state.item_kind, ranked[state.item_worker], kinds.order, kinds.first, places)

@@ -9,6 +9,7 @@ from router.core.policies.baselines import PerRequest, least_tokens
 from router.core.queue.pool import Pool
 from router.core.rounds.barriers import Barrier, allot
 from router.core.rounds.decider import Decider
+from router.core.rounds.sharing import Sharing
 from router.core.state.cluster import Cluster
 from router.core.step_time import StepTime
 from router.core.types import Dispatch, Request, WorkerSpec, WorkerView
@@ -27,7 +28,7 @@ def barrier(
 ) -> Barrier:
     views = [view(f"{name}{number}", **fields) for number in range(2)]
     hits = (lambda _: [0, cached]) if cached else None
-    return Barrier.of(views, cost, hits, together=True)
+    return Barrier.of(views, together=True).now(cost, hits)
 
 
 def chosen(one: Request, **barriers: Barrier) -> list[str]:
@@ -55,8 +56,8 @@ def test_a_request_goes_where_it_costs_least(other: dict[str, float], expected: 
 def test_what_raises_the_peak_of_a_barrier_costs_all_there() -> None:
     one = request(1, 0)
     long = replace(request(2, 500), computed=True)
-    level = Barrier.of([view("a0"), view("a1")], COST, None, together=True)
-    hollow = Barrier.of([view("b0"), view("b1", load_tokens=200)], COST, None, together=True)
+    level = Barrier.of([view("a0"), view("a1")], together=True).now(COST, None)
+    hollow = Barrier.of([view("b0"), view("b1", load_tokens=200)], together=True).now(COST, None)
     assert chosen(long, level=level, hollow=hollow) == ["hollow"]
     assert level.cost_s(replace(one, computed=True)) == hollow.cost_s(replace(one, computed=True))
 
@@ -69,7 +70,7 @@ def test_an_idle_group_whose_steps_cost_nothing_without_work_takes_requests() ->
 
 def test_prompts_that_workers_compute_in_the_same_steps_delay_all_once() -> None:
     views, cost = [view("a0", pending_prompt_tokens=1500), view("a1")], replace(COST, per_token_s=0)
-    together, alone = (Barrier.of(views, cost, None, together=each) for each in (True, False))
+    together, alone = (Barrier.of(views, together=each).now(cost, None) for each in (True, False))
     within, beyond = request(1, 1500), request(2, 1600)
     token_s = COST.per_prompt_token_s
     # With 100 tokens more, it and the four that wait there wait for these.
@@ -101,7 +102,7 @@ def test_each_request_finds_those_before_it() -> None:
 
 def test_without_a_barrier_only_those_on_its_worker_wait_for_a_prompt() -> None:
     views = [view(f"a{number}") for number in range(8)]
-    together, alone = (Barrier.of(views, COST, None, together=each) for each in (True, False))
+    together, alone = (Barrier.of(views, together=each).now(COST, None) for each in (True, False))
     assert chosen(request(1, 2000), together=together, alone=alone) == ["alone"]
 
 
@@ -139,8 +140,9 @@ class Two:
         groups["a"].line.merge(groups["b"].line)
         rule = PerRequest(least_tokens)
         self.deciders = [Decider(groups[name], pool, rule, rule, Dispatch.POOL) for name in "ab"]
+        sharing = Sharing(self.deciders)
         for decider in self.deciders:
-            decider.partners = self.deciders
+            decider.sharing = sharing
         self.pool = pool
 
     def arrive(self, *requests: Request) -> None:

@@ -161,10 +161,10 @@ def full(rounds: Rounds) -> None:
 def closed(rounds: Rounds) -> None:
     """The worker with the free slot takes nothing for a while."""
     worker = rounds.decider.group.workers["a"]
-    worker.draining = True
+    worker.drain(draining=True)
     assert rounds.entered(1) == 0
     rounds.step(60.0)
-    worker.draining = False
+    worker.drain(draining=False)
 
 
 def unfit(rounds: Rounds) -> None:

@@ -65,7 +65,7 @@ def test_who_would_compute_prompts_for_nobody_is_refused_and_who_has_somebody_is
 
 def test_a_drained_worker_is_shown_with_its_load_and_takes_nothing() -> None:
     cluster = cluster_of(spec("a"), spec("b"))
-    cluster.worker("a").draining = True
+    cluster.worker("a").drain(draining=True)
     for dispatch in Dispatch:
         views = {view.id: view for view in cluster.groups["default"].views(dispatch)}
         assert views["a"].capacity == 0

@@ -115,17 +115,17 @@ def test_the_last_worker_that_is_left_is_used_however_it_fails() -> None:
 def test_an_engine_that_was_gone_starts_slowly() -> None:
     made = cluster("ab")
     group = made.groups["default"]
-    group.rose("b", 0)
+    group.watched("b").rose(0)
     made.apply(WorkerDown("b", "gone"))
     made.apply(EngineFailed("b"))
     made.apply(WorkerUp("b"))
-    group.rose("b", 100)
+    group.watched("b").rose(100)
     assert [capacities(group, at)[1] for at in (100, 104, 108)] == [1, 4, 8]
 
 
 def test_who_asks_for_a_rest_is_left_alone_and_can_be_waited_for() -> None:
     group = cluster("ab").groups["default"]
-    group.rest("a", 0, 2)
+    group.watched("a").rest(0, 2)
     assert capacities(group, 1) == [0, 8]
     assert group.askable == {"a", "b"}
     assert capacities(group, 2) == [8, 8]

@@ -1,0 +1,126 @@
+"""Groups that serve the same requests: which of those that wait each may choose from.
+
+Requests are allotted to groups (``barriers``), unless more wait than there are free slots, or very
+many: then each group chooses from all in its own rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence, Set
+from typing import Generic, Protocol, TypeVar
+
+from router.core.queue.pool import Pool
+from router.core.rounds.barriers import Allot, Barrier, allot
+from router.core.types import Request
+
+T = TypeVar("T")
+
+# So many waiting requests are allotted at most.
+MOST_ALLOTTED = 128
+
+
+class Kept(Generic[T]):
+    """Something that is made anew only after a change."""
+
+    def __init__(self) -> None:
+        self._made: tuple[Hashable, T] | None = None
+
+    def of(self, seen: Hashable, make: Callable[[], T]) -> T:
+        """``seen``: what it follows from; None: that changes without notice."""
+        if self._made is None or seen is None or self._made[0] != seen:
+            self._made = seen, make()
+        return self._made[1]
+
+
+class Sharer(Protocol):
+    """A group's rounds, as its partners see them."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> int | None:
+        """Another one after each change of its workers; None: they change without notice."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """Engine requests that its workers can take."""
+        ...
+
+    @property
+    def barrier(self) -> Barrier: ...
+
+    @property
+    def takers(self) -> Set[str]:
+        """Ids of its workers that accept requests, if not at this moment."""
+        ...
+
+
+class Sharing:
+    """Groups that serve the same requests, and have one pool.
+
+    What is allotted holds until a group needs another share; what comes meanwhile is allotted
+    beside it. So the work of a round does not grow with the square of the groups.
+    """
+
+    def __init__(self, groups: Sequence[Sharer], allot: Allot = allot) -> None:
+        self.groups = groups
+        self._allot = allot
+        self.forget()
+
+    def forget(self) -> None:
+        """Allot anew: groups have come, gone or changed their health."""
+        self._shares: dict[str, set[str]] = {}  # ids of waiting requests, by group
+        self._barriers: dict[str, Barrier] = {}  # with these requests
+        self._newest = 0  # of the pool, at the last allotment
+        self._came: list[Request] = []  # since then
+        self._used: dict[str, int | None] = {}  # versions of groups that have had their shares
+
+    def came(self, request: Request) -> None:
+        """A request has entered the pool."""
+        if len(self.groups) > 1:
+            self._came.append(request)
+
+    def crowded(self, pool: Pool) -> bool:
+        return len(pool) > sum([group.capacity for group in self.groups])
+
+    def chooses(self, group: Sharer, pool: Pool) -> bool:
+        """Whether its round may assign something, of what waits for several groups."""
+        if not group.capacity:
+            return False
+        if self._from_all(pool):
+            return True
+        self._follow(pool)
+        return any(each in pool for each in self._shares[group.name])
+
+    def take(self, group: Sharer, pool: Pool) -> Set[str] | None:
+        """Ids of the waiting requests that its round chooses from; None: it does so from all."""
+        if self._from_all(pool):
+            self.forget()
+            return None
+        name = group.name
+        if name in self._used and (self._used[name] is None or self._used[name] != group.version):
+            self.forget()
+        self._follow(pool)
+        share = self._shares[name] = {each for each in self._shares[name] if each in pool}
+        self.settle(group)
+        return share
+
+    def settle(self, group: Sharer) -> None:
+        """What it was sent of its share is no reason for another one."""
+        self._used[group.name] = group.version
+
+    def _from_all(self, pool: Pool) -> bool:
+        return len(self.groups) == 1 or len(pool) > MOST_ALLOTTED or self.crowded(pool)
+
+    def _follow(self, pool: Pool) -> None:
+        came, known = self._came, self._newest + len(self._came)
+        if not self._shares or known != pool.newest:
+            self.forget()
+            self._barriers = {each.name: each.barrier for each in self.groups}
+            self._shares = {each.name: set() for each in self.groups}
+            came = list(pool)
+        for name, ids in self._allot(came, self._barriers).items() if came else ():
+            self._shares[name] |= ids
+        self._came, self._newest = [], pool.newest

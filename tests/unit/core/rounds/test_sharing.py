@@ -1,0 +1,138 @@
+"""What waits for several groups: which of it each one chooses from."""
+
+from dataclasses import dataclass, field
+
+from router.core.queue.pool import Pool
+from router.core.rounds.barriers import Barrier
+from router.core.rounds.sharing import MOST_ALLOTTED, Kept, Sharing
+from router.core.types import WorkerView
+from tests.support.core import request, token
+
+
+@dataclass
+class Group:
+    """One worker with slots."""
+
+    name: str
+    slots: int
+    version: int | None = 1
+    takers: frozenset[str] = field(default_factory=frozenset)
+    made: int = 0
+
+    @property
+    def capacity(self) -> int:
+        return self.slots
+
+    @property
+    def barrier(self) -> Barrier:
+        self.made += 1
+        view = WorkerView(
+            id=self.name, load_tokens=0, requests=0, capacity=self.slots, slots=8, service_rate=1.0
+        )
+        return Barrier.of([view], together=True).now(None, None)
+
+
+class Scene:
+    def __init__(self, *slots: int) -> None:
+        self.groups = [Group(name, each) for name, each in zip("abc", slots, strict=False)]
+        self.pool, self.sharing = Pool(1000, 5.0), Sharing(self.groups)
+
+    def come(self, *numbers: int) -> None:
+        for number in numbers:
+            self.pool.add(request(number, 10))
+            self.sharing.came(request(number, 10))
+
+    def send(self, group: Group, number: int) -> None:
+        self.pool.remove(token(number))
+        group.slots -= 1
+        assert group.version is not None
+        group.version += 1
+        self.sharing.settle(group)
+
+    def take(self, group: Group) -> set[str] | None:
+        share = self.sharing.take(group, self.pool)
+        return None if share is None else set(share)
+
+    @property
+    def made(self) -> int:
+        return sum(group.made for group in self.groups)
+
+
+def test_all_are_allotted_at_once_and_what_comes_later_beside_them() -> None:
+    scene = Scene(3, 3)
+    a, b = scene.groups
+    scene.come(1, 2)
+    assert scene.sharing.chooses(a, scene.pool)
+    assert scene.take(a) == {token(1)}
+    scene.send(a, 1)
+    scene.come(3)
+    assert scene.take(b) == {token(2)}
+    assert scene.take(a) == {token(3)}
+    assert scene.made == 2, "each group was looked at once"
+
+
+def test_a_group_that_changes_after_its_round_has_another_share() -> None:
+    scene = Scene(1, 1)
+    a, b = scene.groups
+    scene.come(1)
+    assert scene.take(a) == {token(1)}, "it does not send it"
+    a.slots, a.version = 0, 2
+    assert not scene.sharing.chooses(a, scene.pool)
+    assert scene.take(b) == set(), "b has its round by what was allotted before"
+    b.version = 2
+    assert scene.take(b) == {token(1)}
+
+
+def test_groups_that_change_without_notice_have_another_share_each_time() -> None:
+    scene = Scene(1, 1)
+    a, _ = scene.groups
+    a.version = None
+    scene.come(1)
+    assert scene.take(a) == scene.take(a) == {token(1)}
+    assert a.made == 2
+
+
+def test_what_has_left_is_no_reason_for_a_round() -> None:
+    scene = Scene(1, 1)
+    scene.come(1)
+    (chosen,) = [group for group in scene.groups if scene.sharing.chooses(group, scene.pool)]
+    scene.pool.remove(token(1))
+    assert not scene.sharing.chooses(chosen, scene.pool)
+    assert scene.take(chosen) == set()
+
+
+def test_forgotten_shares_are_made_anew() -> None:
+    scene = Scene(1, 1)
+    a, b = scene.groups
+    scene.come(1)
+    assert scene.take(a) == {token(1)}
+    a.slots = 0
+    scene.sharing.forget()
+    assert scene.take(b) == {token(1)}
+
+
+def test_requests_that_entered_unseen_count_too() -> None:
+    scene = Scene(1, 1)
+    scene.take(scene.groups[0])
+    scene.pool.add(request(1, 10))
+    assert any(scene.take(group) for group in scene.groups)
+
+
+def test_with_fewer_slots_than_requests_or_many_requests_each_chooses_from_all() -> None:
+    few, many, alone = Scene(1, 1), Scene(1000, 1000), Scene(5)
+    few.come(1, 2, 3)
+    many.come(*range(MOST_ALLOTTED + 1))
+    alone.come(1)
+    for scene in (few, many, alone):
+        assert all(scene.sharing.chooses(group, scene.pool) for group in scene.groups)
+        assert [scene.take(group) for group in scene.groups] == [None] * len(scene.groups)
+    assert few.sharing.crowded(few.pool)
+    assert not many.sharing.crowded(many.pool)
+    few.groups[0].slots = 0
+    assert not few.sharing.chooses(few.groups[0], few.pool)
+
+
+def test_what_is_kept_is_made_anew_after_a_change() -> None:
+    kept, made = Kept[int](), iter(range(10))
+    found = [kept.of(seen, lambda: next(made)) for seen in (1, 1, 2, None, None)]
+    assert found == [0, 0, 1, 2, 3]
