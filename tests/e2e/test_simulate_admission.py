@@ -93,7 +93,10 @@ def test_every_flag_arrives(tmp_path: Path) -> None:
         (("--settings", "{"), "--settings is no JSON"),
         (("--settings", '{"policy": "off"}'), "--settings: give policy as an option of its own"),
         (("--margin", "0.1"), "--margin does nothing for --policy headroom"),
-        (("--margin", "2", "--policy", "memory_checked"), "--margin: margin 2.0 is not from 0 to"),
+        (
+            ("--margin", "2", "--policy", "memory_checked"),
+            "--margin: margin: Expected `float` <= 0.9",
+        ),
         (("--step-time", "0,1"), "--step-time takes C,t_l[,t_r[,t_p]]"),
         (("--kv-tokens", "500"), "--kv-tokens 500 is too small"),
         (("--requests", "0"), "--requests must be from 1 to 5e+06, got 0"),

@@ -133,7 +133,7 @@ def test_the_command_takes_a_name_or_settings() -> None:
     assert EmulateOptions().settings().admission is None
     for wrong, message in (
         ("headrom", "--admission: there is no policy 'headrom'.*did you mean headroom"),
-        ('{"policy": "headroom", "headroom": 2}', "--admission: headroom 2 is not from 0 to 0.5"),
+        ('{"policy": "headroom", "headroom": 2}', "--admission: headroom: Expected `float` <= 0.5"),
         ("{", "--admission is no JSON"),
     ):
         with pytest.raises(ConfigError, match=message):
