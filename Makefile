@@ -10,7 +10,7 @@ PURE := router/core/* engine_patches/admission/* loadgen/diagnose/analysis/* $(a
     recording/lines.py recording/recorder.py observe/observed.py)
 
 .NOTPARALLEL:
-.PHONY: help venv engine prometheus up up-envoy demo figures gpu test test-fast test-engine soak check format docs bench bench-router clean
+.PHONY: help venv engine prometheus ray up up-envoy demo figures gpu test test-fast test-engine soak check format docs bench bench-router clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,9 @@ engine: $(READY)  ## build the real vLLM CPU engine outside the clone; prints it
 
 prometheus: $(READY)  ## lay Debian's Prometheus beside the engine, unless there is one
 	@$(BIN)/python -m deploy.prometheus.install
+
+ray: $(READY)  ## install Ray Serve, for its tests alone, in an environment beside the engine
+	@$(BIN)/python -m tests.support.ray_serve
 
 up: $(READY)  ## router with its page, emulated workers and Prometheus, until Ctrl-C
 	@$(BIN)/python -m deploy.local.up

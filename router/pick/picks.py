@@ -1,8 +1,8 @@
 """All picks of a router, until their ends; the HTTP form of asking for one.
 
 The HTTP form is what Envoy's ``ext_authz`` asks: the client's request, its path after ``/pick``. An
-answer with 200 says in headers where it is to go; any other is for the client. Ray's proxies ask
-``POST /internal/route``, and get the same as JSON.
+answer with 200 says in headers where it is to go; any other is for the client. The request router
+of Ray Serve (``engine_patches.ray_serve``) asks ``POST /internal/route``, and gets it as JSON.
 """
 
 import asyncio

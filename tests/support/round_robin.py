@@ -1,16 +1,17 @@
-"""A plain proxy, as what balances a cluster today: connections go to the servers in turn."""
+"""Plain proxies: connections go to the servers in turn, or to the rank that a header names."""
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import cycle
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @contextlib.contextmanager
 def round_robin(ports: Sequence[int]) -> Iterator[str]:
     """Pass connections on to these ports of 127.0.0.1; yields the proxy's URL."""
-    loop = asyncio.new_event_loop()
     turns = cycle(ports)
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -19,9 +20,35 @@ def round_robin(ports: Sequence[int]) -> Iterator[str]:
             tasks.create_task(copy(reader, downstream))
             tasks.create_task(copy(upstream, writer))
 
-    server = loop.run_until_complete(asyncio.start_server(pass_on, "127.0.0.1", 0))
+    with _listening(pass_on) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def ranks_behind(ports: Sequence[int]) -> Iterator[str]:
+    """One URL for all ranks, as vLLM's internal data parallelism has it: a header says which."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        names = [line.lower() for line in head.split(b"\r\n")]
+        ranks = [line[-1:] for line in names if line.startswith(b"x-data-parallel-rank:")]
+        port = ports[int(ranks[0]) if ranks else 0]
+        back, forth = await asyncio.open_connection("127.0.0.1", port)
+        # One request for each connection, so that every one is sent where it says.
+        forth.write(head.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
+        await asyncio.gather(copy(reader, forth), copy(back, writer))
+
+    with _listening(serve) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _listening(serve: Serve) -> Iterator[str]:
+    loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
+    starting = asyncio.start_server(serve, "127.0.0.1", 0)
+    server = asyncio.run_coroutine_threadsafe(starting, loop).result(60)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
