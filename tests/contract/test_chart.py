@@ -319,6 +319,22 @@ def test_replicas_are_all_ready_but_of_pickers_only_the_one_that_decides() -> No
         assert disruption["maxUnavailable"] == budget
 
 
+def test_a_network_policy_takes_narrower_and_more_rules() -> None:
+    api = {"ipBlock": {"cidr": "10.0.0.1/32"}}
+    traces = {"to": [{"namespaceSelector": {}}], "ports": [{"port": 4318}]}
+    rules = {"enabled": True, "engines": [{"podSelector": {}}], "apiServer": [api]}
+    values = LISTED | {"replicas": 2, "networkPolicy": rules | {"egress": [traces]}}
+    egress = only(rendered(values), "NetworkPolicy")["spec"]["egress"]
+    ports = [{"port": number, "protocol": "TCP"} for number in (443, 6443)]
+    assert {"ports": ports, "to": [api]} in egress
+    assert traces in egress
+
+
+def test_names_have_no_dots() -> None:
+    service = only(rendered(LISTED | {"fullnameOverride": "router.v1.2"}), "Service")
+    assert service["metadata"]["name"] == "router-v1-2"
+
+
 def test_replicas_may_reach_each_other() -> None:
     values = LISTED | {"replicas": 2}
     peers = {"networkPolicy": {"enabled": True, "clients": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}}

@@ -178,6 +178,17 @@ class Run:
                 while not _knows(await each.ask(http, "/health")):  # noqa: ASYNC110 - as above
                     await asyncio.sleep(0.1)
 
+    async def stall(self) -> None:
+        """One that decides stands still until another one does, then goes on."""
+        stalled = await self.leader()
+        stalled.signal(signal.SIGSTOP)
+        await self.leader(but=[stalled])
+        served = len(self.engines.came_s)
+        await _until(lambda: len(self.engines.came_s) > served + 10)
+        stalled.signal(signal.SIGCONT)
+        await _until(lambda: len(self.engines.came_s) > served + 100)
+        assert await self.leader() is not stalled
+
     async def round(self) -> None:
         """One that decides ends; while it still answers, the next one is killed."""
         ending = await self.leader()
