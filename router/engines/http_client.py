@@ -133,12 +133,13 @@ class HttpClient:
     ) -> Response:
         """Wait for an answer's head; Host and Content-Length are added to the headers.
 
-        ``check`` may raise when there is a new connection, before anything is sent.
+        ``check`` may raise before anything is sent, also when a connection has been made.
         """
         origin = self._origins.get(url)
         if origin is None:
             origin = self._origins[url] = _Origin(url)
         head = origin.head(method, path, (*headers, *self.credentials), body)
+        check()
         connection = origin.take()
         if connection is not None:
             try:

@@ -25,12 +25,39 @@ from router.replicas.leading import Leading
 
 # A leader that failed is asked again, unless there is another one before.
 _AGAIN_S = 0.5
+# A process that stands still takes a connection and says nothing.
+_ANSWERS_S = 5.0
 _ANY_NUMBER = 1 << 30
 
 
 def passes_on(context: RelayContext, scope: Scope) -> bool:
     """Whether another replica may be asked: not for one that another has passed on."""
     return not (context.leading.alone or header(scope["headers"], PASSED_ON))
+
+
+class LeaderWatch:
+    """Breaks off what was passed on to a replica that decides no more and stands still."""
+
+    def __init__(self, context: RelayContext) -> None:
+        self._context = context
+
+    async def run(self) -> None:
+        leading, now = self._context.leading, ""
+        while not leading.alone:
+            before, now = now, leading.leader
+            if url := before.partition("@")[2]:
+                await self._look(before, url)
+            while leading.leader == now:
+                await leading.change(_AGAIN_S)
+
+    async def _look(self, leader: str, url: str) -> None:
+        try:
+            async with asyncio.timeout(_ANSWERS_S):
+                (await self._context.replicas.request("GET", url, "/version")).close()
+        except UpstreamError:
+            """It ends, and its open answers go on; or it has, and they are known to be lost."""
+        except TimeoutError:
+            self._context.attempts.break_off(leader, "it decides no more, and does not answer")
 
 
 class Passed(Relay):

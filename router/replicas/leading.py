@@ -168,28 +168,31 @@ class Leading:
         self._ending.set()
 
     async def run(self) -> None:
-        if self._lock is None:
+        if (lock := self._lock) is None:
             return
         try:
+            await self._follow(lock)
+            while True:  # what still comes here is for the next leader
+                with contextlib.suppress(OSError, EvenstepError):
+                    async with asyncio.timeout(_LONGEST_S):
+                        self._know(await lock.look())
+                await asyncio.sleep(lock.period_s)
+        finally:
+            await lock.aclose()
+
+    async def _follow(self, lock: Lock) -> None:
+        try:
             while not self._ending.is_set():
-                await self._attempt(self._lock)
+                await self._attempt(lock)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._ending.wait(), self._lock.period_s)
+                    await asyncio.wait_for(self._ending.wait(), lock.period_s)
             # Else the next leader could not know of it.
             await _until(lambda: self._picture.all_shown)
         finally:
             self._stop()
             with contextlib.suppress(OSError, EvenstepError):
                 async with asyncio.timeout(_LONGEST_S):
-                    await self._lock.release(self.name)
-        try:
-            while True:  # what still comes here is for the next leader
-                with contextlib.suppress(OSError, EvenstepError):
-                    async with asyncio.timeout(_LONGEST_S):
-                        self._know(await self._lock.look())
-                await asyncio.sleep(self._lock.period_s)
-        finally:
-            await self._lock.aclose()
+                    await lock.release(self.name)
 
     async def _attempt(self, lock: Lock) -> None:
         asked_s = self._clock()

@@ -64,6 +64,7 @@ from router.proxy.attempts import Attempts
 from router.proxy.context import RelayContext, RelaySettings
 from router.proxy.kv_transfer import Bootstraps, KvTransfer
 from router.proxy.model_tokenizer import tokenizer_of
+from router.proxy.passed import LeaderWatch
 from router.proxy.request_log import RequestLog
 from router.proxy.splice import HotPath
 from router.recording.record_file import RecordFile
@@ -350,6 +351,7 @@ class Router:
             self.fleet,
             self.dispatcher,
             self.leading,
+            LeaderWatch(self.relay),
             self.found,
             *self._files,
             *self._gateways(),

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
+
+from tests.support.server import free_port, starting, wait_until
 
 _HELD = """
 import asyncio, os, signal, threading
@@ -44,3 +49,26 @@ def test_one_that_reaches_an_older_thread_waits_too() -> None:
         [sys.executable, "-c", _HELD], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
+
+
+def test_one_that_comes_while_the_router_starts_is_heard_when_it_has(tmp_path: Path) -> None:
+    config = tmp_path / "evenstep.toml"
+    settings = 'workers = ["http://127.0.0.1:9"]\npolicy = "jsq"\n'
+    config.write_text(settings)
+    port = free_port()
+    command = [sys.executable, "-m", "router.cli", "serve", "--port", str(port)]
+    command += ["--config", str(config)]
+    with starting(command, port, tmp_path / "router.log") as router:
+        status = Path(f"/proc/{router.process.pid}/status")
+        wait_until(lambda: bool(_caught(status) & 1), 120, "the signal is held")
+        config.write_text(settings + "max_attempts = 3\n")
+        router.process.send_signal(signal.SIGHUP)
+        assert "settings" not in router.log.read_text()
+        wait_until(lambda: "settings read again" in router.log.read_text(), 180, "it is heard")
+        assert router.alive
+
+
+def _caught(status: Path) -> int:
+    """Signals with a handler, as bits; the lowest is SIGHUP."""
+    told = re.search(r"^SigCgt:\s*(\w+)", status.read_text(), re.MULTILINE)
+    return 0 if told is None else int(told[1], 16)

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from router.core.errors import UpstreamError
+from router.core.errors import NoWorkerError, UpstreamError
 from router.engines.http_client import HttpClient
 from tests.support.peers import CHUNKED, KIND, OK, Peers
 from tests.support.scripted import head, soon, until
@@ -195,3 +195,18 @@ async def test_one_that_answers_before_it_has_read_the_whole_body_is_not_kept() 
     left.set()
     server.close()
     await client.aclose()
+
+
+async def test_a_check_comes_after_the_connection_and_before_the_request(peers: Peers) -> None:
+    called: list[int] = []
+
+    def check() -> None:
+        called.append(1)
+        if len(called) == 2:
+            raise NoWorkerError("another replica decides")
+
+    with pytest.raises(NoWorkerError):
+        await peers.client.request("POST", peers.server.url, "/", body=b"lost", check=check)
+    assert await peers.whole(OK, b"hi") == (200, b"hi")
+    assert peers.server.idle
+    assert len(called) == 2

@@ -136,6 +136,32 @@ def test_never_two_decide_and_one_does_in_the_end(
     run_virtually(run())
 
 
+@settings(max_examples=30)
+@given(st.floats(10, 12), st.integers(0, 1 << 32))
+def test_after_a_kill_another_decides_soon(killed_s: float, seed: int) -> None:
+    async def run() -> None:
+        api, rng, loop = KubeApi(), Random(seed), asyncio.get_running_loop()
+        gone: list[Trouble] = []
+        replicas = [replica("0", api, (0.0, 1.0), gone, rng)]
+        running = [asyncio.create_task(replicas[0].run())]
+        await asyncio.sleep(7)
+        assert replicas[0].decides
+        for name in "12":
+            replicas.append(replica(name, api, (0.0, 1.0), [], rng))
+            running.append(asyncio.create_task(replicas[-1].run()))
+        await asyncio.sleep(killed_s - 7)
+        gone.extend((0, 0.0, 1e9, kind) for kind in ("asked", "answered"))
+        while not any(each.decides for each in replicas[1:]):  # noqa: ASYNC110 - time is virtual
+            await asyncio.sleep(0.01)
+        # The lease, then one look at it before, the way of three requests, and of what is sent.
+        assert loop.time() - killed_s < LEASE_S + 0.5 + 3 * 0.1 + 0.15
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    run_virtually(run())
+
+
 Step = tuple[int, float, str]
 STEPS = st.lists(
     st.tuples(

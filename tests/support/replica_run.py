@@ -183,6 +183,7 @@ class Run:
         stalled = await self.leader()
         stalled.signal(signal.SIGSTOP)
         await self.leader(but=[stalled])
+        self.killed_s.append(time.monotonic())
         served = len(self.engines.came_s)
         await _until(lambda: len(self.engines.came_s) > served + 10)
         stalled.signal(signal.SIGCONT)
