@@ -1,4 +1,4 @@
-"""Tables of requests that meet their targets, and of requests over several groups."""
+"""Tables of requests that meet their targets, of several groups, and of large fleets."""
 
 from collections.abc import Mapping
 from statistics import fmean
@@ -30,6 +30,19 @@ def goodput(parts: Mapping[str, Figures] | None = None) -> Table:
             cells += [f"{value:.3g}" for value in (best, row[mix, _SMALLER], row[mix, _OWN])]
         shown.append(cells)
     return Table(("trace, load, rate", *header), shown)
+
+
+def large_fleets() -> Table:
+    """What one deciding process needs, by ranks and lengths of answers, waiting or not."""
+    rows = []
+    for row in kept("scale/scale.json")["rows"]:
+        full = row["slots"] == row["running"]
+        title = f"{row['ranks']:,} ranks, {'waiting' if full else 'room'}"
+        cells = [row["us_a_snapshot"], row["mbit_per_s"], row["us_a_request"], row["memory_mb"]]
+        rest = [f"{each:,.0f}" for each in cells]
+        rows.append([title, f"{row['output_tokens']:,}", *rest, f"{row['core_at']:.2f}"])
+    told = ("µs a snapshot", "Mbit/s", "µs a decision", "MB", "cores")
+    return Table(("", "tokens an answer", *told), rows)
 
 
 def groups_latency() -> Table:

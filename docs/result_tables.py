@@ -5,7 +5,7 @@ from functools import partial
 from statistics import fmean
 
 from docs import decision_tables, engine_tables, prefix_tables, prompt_tables
-from docs.goodput_tables import goodput, groups_latency
+from docs.goodput_tables import goodput, groups_latency, large_fleets
 from docs.kept_figures import Figures, Row, kept, words_table
 from docs.stale_figures import DATA, kept_headers
 from loadgen.demo.worlds import SUBJECT
@@ -290,6 +290,7 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "prompt budgets": prompt_tables.budgets,
     "prompt windows": prompt_tables.windows,
     "goodput": goodput,
+    "large fleets": large_fleets,
     "latency over groups": groups_latency,
     "kept files": kept_files,
 }

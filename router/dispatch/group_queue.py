@@ -272,12 +272,14 @@ class GroupQueue:
         self._shared.incoming.read()
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        for queue in self.joined if self._newcomers else ():
-            if queue is not self and queue.decider.chooses:
+        self._timer = None
+        if self._newcomers and len(self.joined) > 1:
+            called = self.decider.choosers - {self.group.name}
+            for queue in filter(lambda each: each.group.name in called, self.joined):
                 queue.schedule(hurry=True)
+        if not (self._newcomers and self.decider.looked_through):
+            self._assign()
         self._newcomers = False
-        self._assign()
         if self.waiters:
             self._shared.incoming.hasten()
 

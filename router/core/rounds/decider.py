@@ -276,9 +276,9 @@ class RoundDecider(Generic[W]):
         )
 
     @property
-    def chooses(self) -> bool:
-        """Whether a round may assign something of what waits for several groups."""
-        return self.sharing.chooses(self, self.pool)
+    def choosers(self) -> Set[str]:
+        """Names of the groups, of those that share, whose rounds may assign something."""
+        return self.sharing.choosers(self.pool)
 
     @property
     def waiting(self) -> int:
@@ -295,6 +295,11 @@ class RoundDecider(Generic[W]):
     def takers(self) -> Set[str]:
         """Those of its own group."""
         return self.group.askable
+
+    @property
+    def looked_through(self) -> bool:
+        """Whether a newcomer is no reason for a round."""
+        return self.sharing.looked_through(self, self.pool)
 
     @property
     def name(self) -> str:

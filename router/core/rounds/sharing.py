@@ -75,7 +75,7 @@ class Sharing:
         self._barriers: dict[str, Barrier] = {}  # with these requests
         self._newest = 0  # of the pool, at the last allotment
         self._came: list[Request] = []  # since then
-        self._used: dict[str, int | None] = {}  # versions of groups that have had their shares
+        self._used: dict[str, int | None] = {}  # versions of groups, at their last rounds
 
     def came(self, request: Request) -> None:
         """A request has entered the pool."""
@@ -85,21 +85,27 @@ class Sharing:
     def crowded(self, pool: Pool) -> bool:
         return len(pool) > sum([group.capacity for group in self.groups])
 
-    def chooses(self, group: Sharer, pool: Pool) -> bool:
-        """Whether its round may assign something, of what waits for several groups."""
-        if not group.capacity:
-            return False
+    def choosers(self, pool: Pool) -> Set[str]:
+        """Names of the groups whose rounds may assign something."""
+        able = {each.name for each in self.groups if each.capacity}
         if self._from_all(pool):
-            return True
+            return able - {each.name for each in self.groups if self.looked_through(each, pool)}
         self._follow(pool)
-        return any(each in pool for each in self._shares[group.name])
+        return {name for name in able if any(each in pool for each in self._shares[name])}
+
+    def looked_through(self, group: Sharer, pool: Pool) -> bool:
+        """Nothing has changed since its round, and so many wait that one more is no matter."""
+        known = self._used.get(group.name)
+        return len(pool) > MOST_ALLOTTED and known is not None and known == group.version
 
     def take(self, group: Sharer, pool: Pool) -> Set[str] | None:
         """Ids of the waiting requests that its round chooses from; None: it does so from all."""
-        if self._from_all(pool):
-            self.forget()
-            return None
         name = group.name
+        if self._from_all(pool):
+            self._shares = {}
+            self._came.clear()
+            self.settle(group)
+            return None
         if name in self._used and (self._used[name] is None or self._used[name] != group.version):
             self.forget()
         self._follow(pool)

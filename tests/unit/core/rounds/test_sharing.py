@@ -1,5 +1,6 @@
 """What waits for several groups: which of it each one chooses from."""
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from router.core.queue.pool import Pool
@@ -54,6 +55,10 @@ class Scene:
         return None if share is None else set(share)
 
     @property
+    def choosers(self) -> Set[str]:
+        return self.sharing.choosers(self.pool)
+
+    @property
     def made(self) -> int:
         return sum(group.made for group in self.groups)
 
@@ -62,7 +67,7 @@ def test_all_are_allotted_at_once_and_what_comes_later_beside_them() -> None:
     scene = Scene(3, 3)
     a, b = scene.groups
     scene.come(1, 2)
-    assert scene.sharing.chooses(a, scene.pool)
+    assert "a" in scene.choosers
     assert scene.take(a) == {token(1)}
     scene.send(a, 1)
     scene.come(3)
@@ -77,7 +82,7 @@ def test_a_group_that_changes_after_its_round_has_another_share() -> None:
     scene.come(1)
     assert scene.take(a) == {token(1)}, "it does not send it"
     a.slots, a.version = 0, 2
-    assert not scene.sharing.chooses(a, scene.pool)
+    assert "a" not in scene.choosers
     assert scene.take(b) == set(), "b has its round by what was allotted before"
     b.version = 2
     assert scene.take(b) == {token(1)}
@@ -95,10 +100,10 @@ def test_groups_that_change_without_notice_have_another_share_each_time() -> Non
 def test_what_has_left_is_no_reason_for_a_round() -> None:
     scene = Scene(1, 1)
     scene.come(1)
-    (chosen,) = [group for group in scene.groups if scene.sharing.chooses(group, scene.pool)]
+    (chosen,) = scene.choosers
     scene.pool.remove(token(1))
-    assert not scene.sharing.chooses(chosen, scene.pool)
-    assert scene.take(chosen) == set()
+    assert scene.choosers == set()
+    assert scene.take(scene.groups["ab".index(chosen)]) == set()
 
 
 def test_forgotten_shares_are_made_anew() -> None:
@@ -124,12 +129,18 @@ def test_with_fewer_slots_than_requests_or_many_requests_each_chooses_from_all()
     many.come(*range(MOST_ALLOTTED + 1))
     alone.come(1)
     for scene in (few, many, alone):
-        assert all(scene.sharing.chooses(group, scene.pool) for group in scene.groups)
+        assert scene.choosers == {group.name for group in scene.groups}
         assert [scene.take(group) for group in scene.groups] == [None] * len(scene.groups)
+    assert (few.choosers, alone.choosers) == ({"a", "b"}, {"a"})
+    assert many.choosers == set(), "one more of very many is no matter before a change"
+    many.groups[0].version = 2
+    assert many.choosers == {"a"}
+    many.groups[1].version = None
+    assert many.choosers == {"a", "b"}
     assert few.sharing.crowded(few.pool)
     assert not many.sharing.crowded(many.pool)
     few.groups[0].slots = 0
-    assert not few.sharing.chooses(few.groups[0], few.pool)
+    assert few.choosers == {"b"}
 
 
 def test_what_is_kept_is_made_anew_after_a_change() -> None:
