@@ -218,15 +218,14 @@ class GroupQueue:
         if expected > SURELY_LATE * wanted_s:
             target, alone_s = f"the target is {wanted_s:g} s", min(each.alone_s for each in known)
             if alone_s > wanted_s:
-                raise TargetError(
-                    f"the prompt alone takes about {alone_s:.2g} s, and {target}", None
-                )
+                said = f"the prompt alone takes about {alone_s:.2g} s, and {target}"
+                raise TargetError(said, None)
             said = f"the first token would come in about {expected:.1f} s, and {target}"
             raise TargetError(said, ceil(expected - wanted_s))
 
     def _make_place(self, newcomer: Request) -> None:
-        limit = self._shared.settings.pool_size
-        displaced = self.pool.displaced_by(newcomer.tenant, self.decider.fair.weight)
+        limit, weight = self._shared.settings.pool_size, self.decider.fair.weight
+        displaced = self.pool.displaced_by(newcomer.tenant, weight)
         if displaced is None:
             self.stats.rejected += 1
             raise PoolFullError(limit, retry_after_s=1)
@@ -274,9 +273,10 @@ class GroupQueue:
             self._timer.cancel()
         self._timer = None
         if self._newcomers and len(self.joined) > 1:
-            called = self.decider.choosers - {self.group.name}
-            for queue in filter(lambda each: each.group.name in called, self.joined):
-                queue.schedule(hurry=True)
+            called = self.decider.choosers
+            for queue in self.joined:
+                if queue is not self and queue.group.name in called:
+                    queue.schedule(hurry=True)
         if not (self._newcomers and self.decider.looked_through):
             self._assign()
         self._newcomers = False
@@ -336,9 +336,8 @@ class GroupQueue:
     def desertion(self) -> NoWorkerError:
         workers = [pair for queue in self.joined for pair in queue.group.workers.items()]
         states = ", ".join(f"{i}: {w.down_reason or 'draining'}" for i, w in workers)
-        return NoWorkerError(
-            f"no worker of group {self.group.name!r} is up ({states or 'all have been removed'})"
-        )
+        why = states or "all have been removed"
+        return NoWorkerError(f"no worker of group {self.group.name!r} is up ({why})")
 
     def _unserved(self, deserted: GroupQueue) -> NoWorkerError:
         self.stats.unserved += 1
