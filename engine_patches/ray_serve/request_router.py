@@ -14,24 +14,14 @@ from typing import Any
 import aiohttp
 from ray.exceptions import RayActorError
 from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
-from ray.serve.exceptions import RayServeException
 from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
+
+from engine_patches.ray_serve.refused import RefusedError
 
 log = logging.getLogger("ray.serve")
 
 # A request may wait in the pool for as long as the picker lets it.
 _PATIENCE = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
-
-
-class RefusedError(RayServeException):  # type: ignore[misc]
-    """The picker refused a request: ``status`` and ``body`` are what its client should get."""
-
-    def __init__(self, status: int, body: str, retry_after_s: float | None = None) -> None:
-        super().__init__(status, body, retry_after_s)  # what pickle makes a copy from
-        self.status, self.body, self.retry_after_s = status, body, retry_after_s
-
-    def __str__(self) -> str:
-        return f"evenstep pick: {self.status} {self.body}"
 
 
 class EvenstepRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]

@@ -62,8 +62,8 @@ class RayCallError(Exception):
     def __init__(self, told: dict[str, Any]) -> None:
         super().__init__(f"{told['error']}: {told['text']}")
         self.kind: str = told["error"]
-        self.status: int | None = told["status"]
-        self.retry_after_s: float | None = told["retry_after_s"]
+        self.status: int | None = told.get("status")
+        self.retry_after_s: float | None = told.get("retry_after_s")
 
 
 @dataclass(frozen=True, slots=True)
