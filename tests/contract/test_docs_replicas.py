@@ -14,14 +14,16 @@ def test_sentences_have_the_kept_figures() -> None:
     file, lease = kept["file"], kept["lease"]
     soon, late = file["kill_to_first_dispatch_s"], lease["kill_to_first_dispatch_s"]
     assert f"{soon[0]:.2f} to {soon[-1]:.2f} s with a file" in page
-    assert f"{late[0]:.2f} to {late[-1]:.2f} s with a Lease of 5 s" in page
-    assert sum(seconds > 6 for seconds in late) == 1
+    assert f"up to {late[-1]:.2f} s with a Lease of 5 s" in page
+    assert f"a request came {late[0]:.2f} s after the kill" in page
+    assert f"in the others it took {late[1]:.2f} s or longer" in page
     both = (file, lease)
-    assert [each["slots_booked_twice"] for each in both] == [0, 0]
-    assert f"0 of {sum(each['requests_that_reached_engines'] for each in both):,} requests" in page
+    requests = sum(each["requests_that_reached_engines"] for each in both)
+    twice = [each["slots_booked_twice"] for each in both]
+    assert twice[0] == 0
+    assert f"{twice[1]} of {requests:,} requests, all with the Lease" in page
     broken = sum(each["answers_lost_of_killed_replicas"] for each in both)
-    assert f"Broken answers: {broken}, all of them" in page
-    assert [each["answers_lost_of_others"] + each["answers_cut_short"] for each in both] == [0, 0]
-    steps = sorted(file["steps_to_even"] + lease["steps_to_even"])
+    assert f"Broken answers: {broken}, all of them while a replica was killed" in page
+    assert [each["answers_lost_of_others"] + each["answers_refused"] for each in both] == [0, 0]
+    steps = file["steps_to_even"] + lease["steps_to_even"]
     assert f"at once in {steps.count(0)} rounds of {len(steps)}" in page
-    assert f"in one it took {steps[-2]} steps, in one {steps[-1]}" in page
