@@ -1,25 +1,30 @@
 """The real Envoy asks where requests go, by ext_authz and by ext_proc: what holds for both."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
 from router.core.types import Outcome
-from tests.support.gateway import gateway, settled
-from tests.support.scripted import scripted, soon, token_events, until
+from tests.support.gateway import Gateway, gated, settled
+from tests.support.scripted import ScriptedServer, soon, token_events, until
 
-FORMS = pytest.mark.parametrize("ext_proc", [False, True], ids=["ext_authz", "ext_proc"])
 DONE = b"data: [DONE]\n\n"
-pytestmark = FORMS
+Opened = Callable[..., AbstractAsyncContextManager[tuple[Gateway, list[ScriptedServer]]]]
 
 
-async def test_requests_wait_for_a_slot_and_are_sent_then(tmp_path: Path, ext_proc: bool) -> None:
-    async with (
-        scripted(2) as engines,
-        gateway(tmp_path, engines, ext_proc=ext_proc, slots=1) as gate,
-    ):
+@pytest.fixture(params=[False, True], ids=["ext_authz", "ext_proc"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
+    """Before so many engines."""
+    return partial(gated, tmp_path, ext_proc=request.param)
+
+
+async def test_requests_wait_for_a_slot_and_are_sent_then(opened: Opened) -> None:
+    async with opened(2, slots=1) as (gate, engines):
         asked = [gate.router.post() for _ in range(3)]
         first = [await engine.next() for engine in engines]
         await until(lambda: gate.router.waiting == 1)
@@ -39,8 +44,8 @@ async def test_requests_wait_for_a_slot_and_are_sent_then(tmp_path: Path, ext_pr
         assert gate.ends == {"log": 3}
 
 
-async def test_streams_come_through(tmp_path: Path, ext_proc: bool) -> None:
-    async with scripted() as engines, gateway(tmp_path, engines, ext_proc=ext_proc) as gate:
+async def test_streams_come_through(opened: Opened) -> None:
+    async with opened() as (gate, engines):
         asked = gate.router.post(stream=True)
         exchange = await engines[0].next()
         events = [*token_events(3), DONE]
@@ -52,11 +57,8 @@ async def test_streams_come_through(tmp_path: Path, ext_proc: bool) -> None:
         assert sum(gate.router.stats.ttft_s.counts) == 1
 
 
-async def test_a_client_leaves_while_its_request_is_held(tmp_path: Path, ext_proc: bool) -> None:
-    async with (
-        scripted() as engines,
-        gateway(tmp_path, engines, ext_proc=ext_proc, slots=1) as gate,
-    ):
+async def test_a_client_leaves_while_its_request_is_held(opened: Opened) -> None:
+    async with opened(slots=1) as (gate, engines):
         holding = gate.router.post()
         exchange = await engines[0].next()
         leaving = gate.router.post()
@@ -72,8 +74,8 @@ async def test_a_client_leaves_while_its_request_is_held(tmp_path: Path, ext_pro
         await settled(gate)
 
 
-async def test_a_client_leaves_in_mid_stream(tmp_path: Path, ext_proc: bool) -> None:
-    async with scripted() as engines, gateway(tmp_path, engines, ext_proc=ext_proc) as gate:
+async def test_a_client_leaves_in_mid_stream(opened: Opened) -> None:
+    async with opened() as (gate, engines):
         asked = gate.router.post(stream=True)
         exchange = await engines[0].next()
         await exchange.start_stream()
@@ -87,8 +89,8 @@ async def test_a_client_leaves_in_mid_stream(tmp_path: Path, ext_proc: bool) -> 
         assert gate.router.outcomes == {Outcome.ABORTED: 1}
 
 
-async def test_a_client_leaves_before_the_first_byte(tmp_path: Path, ext_proc: bool) -> None:
-    async with scripted() as engines, gateway(tmp_path, engines, ext_proc=ext_proc) as gate:
+async def test_a_client_leaves_before_the_first_byte(opened: Opened) -> None:
+    async with opened() as (gate, engines):
         asked = gate.router.post()
         exchange = await engines[0].next()
 
@@ -99,8 +101,8 @@ async def test_a_client_leaves_before_the_first_byte(tmp_path: Path, ext_proc: b
         assert gate.router.outcomes == {Outcome.ABORTED: 1}
 
 
-async def test_refusals_keep_their_status(tmp_path: Path, ext_proc: bool) -> None:
-    async with scripted() as engines, gateway(tmp_path, engines, ext_proc=ext_proc) as gate:
+async def test_refusals_keep_their_status(opened: Opened) -> None:
+    async with opened() as (gate, engines):
         wrong = await soon(gate.router.http.post("/v1/completions", content=b"[1"))
         unknown = await soon(gate.router.post(model="other"))
         assert wrong.status_code == 400
@@ -111,11 +113,8 @@ async def test_refusals_keep_their_status(tmp_path: Path, ext_proc: bool) -> Non
         await settled(gate)
 
 
-async def test_a_full_pool_is_429_and_says_when_to_retry(tmp_path: Path, ext_proc: bool) -> None:
-    async with (
-        scripted() as engines,
-        gateway(tmp_path, engines, ext_proc=ext_proc, slots=1, pool_size=1) as gate,
-    ):
+async def test_a_full_pool_is_429_and_says_when_to_retry(opened: Opened) -> None:
+    async with opened(slots=1, pool_size=1) as (gate, engines):
         holding = [gate.router.post()]
         exchange = await engines[0].next()
         holding.append(gate.router.post())
@@ -132,11 +131,8 @@ async def test_a_full_pool_is_429_and_says_when_to_retry(tmp_path: Path, ext_pro
         await settled(gate)
 
 
-async def test_nobody_in_time_is_503(tmp_path: Path, ext_proc: bool) -> None:
-    async with (
-        scripted() as engines,
-        gateway(tmp_path, engines, ext_proc=ext_proc, slots=1) as gate,
-    ):
+async def test_nobody_in_time_is_503(opened: Opened) -> None:
+    async with opened(slots=1) as (gate, engines):
         holding = gate.router.post()
         exchange = await engines[0].next()
 
@@ -150,13 +146,8 @@ async def test_nobody_in_time_is_503(tmp_path: Path, ext_proc: bool) -> None:
         await settled(gate)
 
 
-async def test_the_next_endpoint_serves_what_the_first_refuses(
-    tmp_path: Path, ext_proc: bool
-) -> None:
-    async with (
-        scripted(2) as engines,
-        gateway(tmp_path, engines, ext_proc=ext_proc, slots=2) as gate,
-    ):
+async def test_the_next_endpoint_serves_what_the_first_refuses(opened: Opened) -> None:
+    async with opened(2, slots=2) as (gate, engines):
         asked = gate.router.post()
         await (await engines[0].next()).answer(b"{}", status=503)
 
@@ -169,10 +160,8 @@ async def test_the_next_endpoint_serves_what_the_first_refuses(
         assert gate.router.outcomes == {Outcome.COMPLETED: 1}
 
 
-async def test_the_next_endpoint_serves_where_the_first_is_gone(
-    tmp_path: Path, ext_proc: bool
-) -> None:
-    async with scripted(2) as engines, gateway(tmp_path, engines, ext_proc=ext_proc) as gate:
+async def test_the_next_endpoint_serves_where_the_first_is_gone(opened: Opened) -> None:
+    async with opened(2) as (gate, engines):
         await engines[0].stop()
         asked = gate.router.post()
         await (await engines[1].next()).answer(b'{"from": "b"}')
@@ -182,8 +171,8 @@ async def test_the_next_endpoint_serves_where_the_first_is_gone(
         assert gate.router.troubles == ["a"]
 
 
-async def test_an_engine_that_breaks_off_is_at_fault(tmp_path: Path, ext_proc: bool) -> None:
-    async with scripted() as engines, gateway(tmp_path, engines, ext_proc=ext_proc) as gate:
+async def test_an_engine_that_breaks_off_is_at_fault(opened: Opened) -> None:
+    async with opened() as (gate, engines):
         asked = gate.router.post(stream=True)
         exchange = await engines[0].next()
         await exchange.start_stream()
@@ -198,8 +187,8 @@ async def test_an_engine_that_breaks_off_is_at_fault(tmp_path: Path, ext_proc: b
         assert gate.router.troubles == ["a"]
 
 
-async def test_a_client_cannot_choose_its_worker(tmp_path: Path, ext_proc: bool) -> None:
-    async with scripted(2) as engines, gateway(tmp_path, engines, ext_proc=ext_proc) as gate:
+async def test_a_client_cannot_choose_its_worker(opened: Opened) -> None:
+    async with opened(2) as (gate, engines):
         forged = {
             "x-gateway-destination-endpoint": engines[1].url.removeprefix("http://"),
             "x-request-id": "mine",
@@ -215,22 +204,20 @@ async def test_a_client_cannot_choose_its_worker(tmp_path: Path, ext_proc: bool)
         await settled(gate)
 
 
-async def test_ranks_behind_one_url_are_named(tmp_path: Path, ext_proc: bool) -> None:
-    async with scripted() as engines:
-        both = [engines[0], engines[0]]
-        async with gateway(tmp_path, both, ext_proc=ext_proc, slots=1) as gate:
-            asked = [gate.router.post(), gate.router.post()]
-            exchanges = [await engines[0].next(), await engines[0].next()]
+async def test_ranks_behind_one_url_are_named(opened: Opened) -> None:
+    async with opened(ranks=2, slots=1) as (gate, engines):
+        asked = [gate.router.post(), gate.router.post()]
+        exchanges = [await engines[0].next(), await engines[0].next()]
 
-            assert {each.headers["x-data-parallel-rank"] for each in exchanges} == {"0", "1"}
-            for exchange in exchanges:
-                await exchange.answer(b"{}")
-            await soon(asyncio.gather(*asked))
-            await settled(gate)
+        assert {each.headers["x-data-parallel-rank"] for each in exchanges} == {"0", "1"}
+        for exchange in exchanges:
+            await exchange.answer(b"{}")
+        await soon(asyncio.gather(*asked))
+        await settled(gate)
 
 
-async def test_a_large_body_comes_through_whole(tmp_path: Path, ext_proc: bool) -> None:
-    async with scripted() as engines, gateway(tmp_path, engines, ext_proc=ext_proc) as gate:
+async def test_a_large_body_comes_through_whole(opened: Opened) -> None:
+    async with opened() as (gate, engines):
         prompt = "word " * 200_000
         asked = gate.router.post(prompt=prompt)
         exchange = await engines[0].next()
@@ -241,11 +228,8 @@ async def test_a_large_body_comes_through_whole(tmp_path: Path, ext_proc: bool) 
         await settled(gate)
 
 
-async def test_others_go_to_any_worker_at_once(tmp_path: Path, ext_proc: bool) -> None:
-    async with (
-        scripted() as engines,
-        gateway(tmp_path, engines, ext_proc=ext_proc, slots=1) as gate,
-    ):
+async def test_others_go_to_any_worker_at_once(opened: Opened) -> None:
+    async with opened(slots=1) as (gate, engines):
         holding = gate.router.post()
         exchange = await engines[0].next()
         listing = asyncio.create_task(gate.router.http.get("/v1/models"))
@@ -272,20 +256,17 @@ async def test_others_go_to_any_worker_at_once(tmp_path: Path, ext_proc: bool) -
     ],
 )
 async def test_what_serve_does_not_pass_on_is_not_asked_of_engines(
-    tmp_path: Path, ext_proc: bool, method: str, path: str
+    opened: Opened, method: str, path: str
 ) -> None:
-    async with scripted() as engines, gateway(tmp_path, engines, ext_proc=ext_proc) as gate:
+    async with opened() as (gate, engines):
         refused = await soon(gate.router.http.request(method, path))
         assert refused.status_code == 404
         assert refused.json()["error"]["message"] == f"{method} {path} is not served"
         assert engines[0].idle
 
 
-async def test_others_are_dealt_evenly(tmp_path: Path, ext_proc: bool) -> None:
-    async with (
-        scripted(2) as engines,
-        gateway(tmp_path, engines, ext_proc=ext_proc, slots=1) as gate,
-    ):
+async def test_others_are_dealt_evenly(opened: Opened) -> None:
+    async with opened(2, slots=1) as (gate, engines):
         for engine in (*engines, *engines):
             body = {"model": "tiny", "input": "a"}
             asked = asyncio.create_task(gate.router.http.post("/v1/embeddings", json=body))
@@ -294,11 +275,8 @@ async def test_others_are_dealt_evenly(tmp_path: Path, ext_proc: bool) -> None:
         await settled(gate)
 
 
-async def test_prefill_workers_are_named_in_turn(tmp_path: Path, ext_proc: bool) -> None:
-    async with (
-        scripted(3) as engines,
-        gateway(tmp_path, engines, ext_proc=ext_proc, prefills=2, slots=2) as gate,
-    ):
+async def test_prefill_workers_are_named_in_turn(opened: Opened) -> None:
+    async with opened(3, prefills=2, slots=2) as (gate, engines):
         named = []
         for _ in range(4):
             asked = gate.router.post()
@@ -319,8 +297,8 @@ async def test_prefill_workers_are_named_in_turn(tmp_path: Path, ext_proc: bool)
         await settled(gate)
 
 
-async def test_targets_by_the_names_of_llm_d_count(tmp_path: Path, ext_proc: bool) -> None:
-    async with scripted() as engines, gateway(tmp_path, engines, ext_proc=ext_proc) as gate:
+async def test_targets_by_the_names_of_llm_d_count(opened: Opened) -> None:
+    async with opened() as (gate, engines):
         for milliseconds in ("60000", "0.001"):
             asked = gate.router.post(stream=True, headers={"x-llm-d-slo-ttft-ms": milliseconds})
             await (await engines[0].next()).stream(*token_events(3), DONE)

@@ -4,10 +4,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -17,8 +19,9 @@ from router.core.events import SnapshotReceived
 from router.core.types import Outcome
 from router.pick.ext_proc import NAME
 from tests.support.core import running, snapshot
-from tests.support.gateway import Gateway, gateway, settled
+from tests.support.gateway import Gateway, gated, gateway, settled
 from tests.support.scripted import ScriptedServer, scripted, soon, token_events, until
+from tests.support.server import free_port
 
 DESTINATION, SUBSET = "x-gateway-destination-endpoint", "x-gateway-destination-endpoint-subset"
 DONE = b"data: [DONE]\n\n"
@@ -46,13 +49,7 @@ def hinting(subset: Any) -> Any:
     return change
 
 
-@asynccontextmanager
-async def asked_by_grpc(folder: Path, count: int = 1, **known: Any) -> AsyncIterator[Any]:
-    async with (
-        scripted(count) as engines,
-        gateway(folder, engines, ext_proc=True, **known) as gate,
-    ):
-        yield gate, engines
+asked_by_grpc = partial(gated, ext_proc=True)
 
 
 @pytest.mark.parametrize("as_list", [True, False])
@@ -101,15 +98,23 @@ async def test_a_buffered_body_is_held_beyond_the_time_of_messages(tmp_path: Pat
     def change(config: Any) -> None:
         processing(config)["processing_mode"]["request_body_mode"] = "BUFFERED"
         processing(config)["max_message_timeout"] = "60s"
+        place = {"address": "127.0.0.1", "port_value": admin}
+        config["admin"] = {"address": {"socket_address": place}}
+
+    admin = free_port()
+
+    def heard() -> int:
+        """How often Envoy was told to wait for longer than the message's own 200 ms."""
+        name = "override_message_timeout_received"
+        told = httpx.get(f"http://127.0.0.1:{admin}/stats?filter={name}").text
+        return int(told.rpartition(":")[2])
 
     known: dict[str, Any] = {"aliases": {"small": "tiny"}, "slots": 1, "change": change}
     async with asked_by_grpc(tmp_path, **known) as (gate, engines):
         holding = gate.router.post()
         exchange = await engines[0].next()
         asked = gate.router.post(model="small")
-        await until(lambda: gate.router.waiting == 1)
-        await asyncio.sleep(0.5)  # the message's own time is 200 ms
-        assert gate.router.waiting == 1
+        await until(lambda: gate.router.waiting == 1 and heard() == 2)
         await exchange.answer(b"{}")
         second = await engines[0].next()
         assert second.json == {"model": "tiny", "prompt": [1, 2, 3]}
@@ -134,6 +139,7 @@ async def test_a_body_that_the_gateway_keeps_is_refused_in_clear_words(tmp_path:
 async def test_a_body_has_a_bound(tmp_path: Path, mode: str) -> None:
     def change(config: Any) -> None:
         processing(config)["processing_mode"]["request_body_mode"] = mode
+        processing(config)["message_timeout"] = "30s"  # a busy machine takes long for such a body
 
     most = 6 * 2**20  # more than gRPC allows by itself
     async with asked_by_grpc(tmp_path, change=change, most_bytes=most) as (gate, engines):

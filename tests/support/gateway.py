@@ -13,7 +13,7 @@ from router.http.port import DataPlane, HttpLimits
 from router.pick.grpc_port import GrpcPort
 from router.pick.picks import Picks
 from tests.support.envoy import running_envoy
-from tests.support.scripted import TIMEOUT_S, ScriptedServer, until
+from tests.support.scripted import TIMEOUT_S, ScriptedServer, scripted, until
 from tests.support.server import free_port
 from tests.support.serving import Router, serving
 
@@ -73,6 +73,15 @@ async def gateway(
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def gated(
+    folder: Path, count: int = 1, *, ranks: int = 1, **settings: Any
+) -> AsyncIterator[tuple[Gateway, list[ScriptedServer]]]:
+    """As ``gateway``, before so many engines of so many ranks each."""
+    async with scripted(count) as engines, gateway(folder, engines * ranks, **settings) as gate:
+        yield gate, engines
 
 
 async def settled(gate: Gateway) -> None:
