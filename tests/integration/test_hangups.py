@@ -63,7 +63,6 @@ def test_one_that_comes_while_the_router_starts_is_heard_when_it_has(tmp_path: P
         wait_until(lambda: bool(_caught(status) & 1), 120, "the signal is held")
         config.write_text(settings + "max_attempts = 3\n")
         router.process.send_signal(signal.SIGHUP)
-        assert "settings" not in router.log.read_text()
         wait_until(lambda: "settings read again" in router.log.read_text(), 180, "it is heard")
         assert router.alive
 
