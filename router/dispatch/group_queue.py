@@ -272,13 +272,13 @@ class GroupQueue:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
-        if self._newcomers and len(self.joined) > 1:
+        if not (self._newcomers and self.decider.looked_through):
+            self._assign()
+        if self._newcomers and len(self.joined) > 1:  # what the round has left to others
             called = self.decider.choosers
             for queue in self.joined:
                 if queue is not self and queue.group.name in called:
                     queue.schedule(hurry=True)
-        if not (self._newcomers and self.decider.looked_through):
-            self._assign()
         self._newcomers = False
         if self.waiters:
             self._shared.incoming.hasten()

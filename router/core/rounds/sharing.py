@@ -76,6 +76,7 @@ class Sharing:
         self._newest = 0  # of the pool, at the last allotment
         self._came: list[Request] = []  # since then
         self._used: dict[str, int | None] = {}  # versions of groups, at their last rounds
+        self._had_many: set[str] = set()  # groups that chose from more than ``MOST_ALLOTTED`` then
 
     def came(self, request: Request) -> None:
         """A request has entered the pool."""
@@ -91,20 +92,29 @@ class Sharing:
         if self._from_all(pool):
             return able - {each.name for each in self.groups if self.looked_through(each, pool)}
         self._follow(pool)
+        reached = set[str]().union(*(self._shares[name] for name in able))
+        if any(request.id not in reached for request in pool):
+            # Its group has filled, one has room again, or others left before they were sent.
+            self.forget()
+            self._follow(pool)
         return {name for name in able if any(each in pool for each in self._shares[name])}
 
     def looked_through(self, group: Sharer, pool: Pool) -> bool:
-        """Nothing has changed since its round, and so many wait that one more is no matter."""
+        """Nothing has changed since its round, and so many waited that one more is no matter."""
         known = self._used.get(group.name)
-        return len(pool) > MOST_ALLOTTED and known is not None and known == group.version
+        many = len(pool) > MOST_ALLOTTED and group.name in self._had_many
+        return many and known is not None and known == group.version
 
     def take(self, group: Sharer, pool: Pool) -> Set[str] | None:
         """Ids of the waiting requests that its round chooses from; None: it does so from all."""
         name = group.name
+        self._had_many.discard(name)
         if self._from_all(pool):
             self._shares = {}
             self._came.clear()
             self.settle(group)
+            if len(pool) > MOST_ALLOTTED:
+                self._had_many.add(name)
             return None
         if name in self._used and (self._used[name] is None or self._used[name] != group.version):
             self.forget()

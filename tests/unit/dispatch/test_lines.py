@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from router.core.errors import NoWorkerError
-from router.core.events import Ended, WorkerDown, WorkerUp
+from router.core.events import Ended, Progressed, WorkerDown, WorkerUp
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.prefix.prefixes import Prefixes
 from router.core.state.cluster import Cluster
@@ -23,9 +23,9 @@ from tests.support.dispatching import dispatch_settings, sent_to, settle
 class Shared:
     """A router whose groups have one worker each, with a slot and their name."""
 
-    def __init__(self, **models: str) -> None:
+    def __init__(self, slots: int = 1, **models: str) -> None:
         self.now_s = 100.0
-        self.cluster = Cluster([WorkerSpec(i, "", i, slots=1) for i in models])
+        self.cluster = Cluster([WorkerSpec(i, "", i, slots=slots) for i in models])
         make = lambda: PerRequest(fcfs)  # noqa: E731
         self.dispatcher = Dispatcher(
             self.cluster, make, make, dispatch_settings(), lambda: self.now_s
@@ -244,3 +244,28 @@ async def test_without_workers_its_own_requests_are_refused() -> None:
     router.dispatcher.tick()
     with pytest.raises(NoWorkerError, match="group 'b'"):
         await asyncio.wait_for(asked[1], 5)
+
+
+async def test_a_newcomer_gets_the_slot_of_a_group_that_had_none_before() -> None:
+    router = Shared(a="llama", b="llama")
+    first = [router.ask(number, "llama") for number in range(2)]
+    await settle()
+    assert sorted(map(str, sent(first))) == ["a", "b"]
+    router.end(next(one for one in first if sent_to(one[1]) == "b"))
+    newcomer = router.ask(2, "llama")
+    await settle()
+    assert sent([newcomer]) == ["b"]
+    router.end(first[0] if sent_to(first[0][1]) == "a" else first[1], newcomer)
+
+
+async def test_what_a_round_leaves_to_another_group_waits_for_no_tick() -> None:
+    router = Shared(slots=2, a="llama", b="llama")
+    first = [router.ask(number, "llama") for number in range(2)]
+    await settle()
+    at = {sent_to(waiter): (asked, waiter) for asked, waiter in first}
+    router.end(at["b"])
+    router.dispatcher.apply(Progressed(at["a"][0].id, 1))
+    newcomer = router.ask(2, "llama")
+    await settle()
+    assert sent([newcomer]) == ["b"]
+    router.end(at["a"], newcomer)

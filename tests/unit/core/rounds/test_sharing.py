@@ -82,7 +82,6 @@ def test_a_group_that_changes_after_its_round_has_another_share() -> None:
     scene.come(1)
     assert scene.take(a) == {token(1)}, "it does not send it"
     a.slots, a.version = 0, 2
-    assert "a" not in scene.choosers
     assert scene.take(b) == set(), "b has its round by what was allotted before"
     b.version = 2
     assert scene.take(b) == {token(1)}
@@ -141,6 +140,48 @@ def test_with_fewer_slots_than_requests_or_many_requests_each_chooses_from_all()
     assert not many.sharing.crowded(many.pool)
     few.groups[0].slots = 0
     assert few.choosers == {"b"}
+
+
+def test_a_newcomer_gets_a_slot_that_has_become_free() -> None:
+    scene = Scene(1, 1)
+    a, b = scene.groups
+    scene.come(1, 2)
+    for group, number in ((a, 1), (b, 2)):
+        assert scene.take(group) == {token(number)}
+        scene.send(group, number)
+    b.slots, b.version = 1, 3
+    scene.come(3)
+    assert scene.choosers == {"b"}
+
+
+def test_a_group_that_fills_leaves_its_share_to_others() -> None:
+    scene = Scene(1, 1)
+    a, b = scene.groups
+    scene.come(1)
+    assert scene.choosers == {"a"}
+    a.slots, a.version = 0, 2
+    assert scene.choosers == {"b"}
+    assert scene.take(b) == {token(1)}
+
+
+def test_requests_that_leave_before_they_are_sent_take_no_slot() -> None:
+    scene = Scene(1, 1)
+    scene.come(1, 2)
+    assert scene.choosers == {"a", "b"}
+    for number in (1, 2):
+        scene.pool.remove(token(number))
+    scene.come(3)
+    assert len(scene.choosers) == 1
+
+
+def test_many_requests_that_came_since_a_round_from_few_are_looked_at() -> None:
+    alone, two = Scene(1000), Scene(1000, 1000)
+    for scene in (alone, two):
+        scene.come(1)
+        for group in scene.groups:
+            scene.take(group)
+        scene.come(*range(2, MOST_ALLOTTED + 2))
+        assert scene.choosers == {group.name for group in scene.groups}
 
 
 def test_what_is_kept_is_made_anew_after_a_change() -> None:
