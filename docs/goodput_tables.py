@@ -1,6 +1,7 @@
 """Tables of requests that meet their targets, of several groups, and of large fleets."""
 
 from collections.abc import Mapping
+from math import ceil
 from statistics import fmean
 
 from docs.kept_figures import Figures, kept
@@ -8,6 +9,9 @@ from loadgen.figures.tables import Table
 
 # What today's routers do under vLLM's own bound of a step; then a smaller one, chosen by hand.
 _ORDERS, _SMALLER, _OWN = ("fcfs", "edf", "llm-d"), "edf, 512", "evenstep"
+
+# Of a core, which also has other work: a decider follows its workers up to here.
+_FULL = 0.7
 
 
 def goodput(parts: Mapping[str, Figures] | None = None) -> Table:
@@ -40,8 +44,10 @@ def large_fleets() -> Table:
         title = f"{row['ranks']:,} ranks, {'waiting' if full else 'room'}"
         cells = [row["us_a_snapshot"], row["mbit_per_s"], row["us_a_request"], row["memory_mb"]]
         rest = [f"{each:,.0f}" for each in cells]
-        rows.append([title, f"{row['output_tokens']:,}", *rest, f"{row['core_at']:.2f}"])
-    told = ("µs a snapshot", "Mbit/s", "µs a decision", "MB", "cores")
+        cores = row["core_at"]
+        deciders = str(ceil(cores / _FULL))
+        rows.append([title, f"{row['output_tokens']:,}", *rest, f"{cores:.2f}", deciders])
+    told = ("µs a snapshot", "Mbit/s", "µs a decision", "MB", "cores", "deciders")
     return Table(("", "tokens an answer", *told), rows)
 
 
