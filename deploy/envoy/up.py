@@ -39,6 +39,8 @@ def up(options: argparse.Namespace, stack: Stack) -> None:
     print(f"fleet       {len(engines)} emulated workers, fault port {fleet['control']}")
     print(f"logs        {stack.folder}")
     print("\nSend traffic, in another terminal:")
+    body = '{"model": "emulated", "prompt": "hello", "max_tokens": 16}'
+    print(f"  curl {url}/v1/completions -H 'content-type: application/json' -d '{body}'")
     print(f"  .venv/bin/evenstep replay --url {url} --arrivals closed:400 --requests 50000")
     print("\nCtrl-C ends everything.", flush=True)
 

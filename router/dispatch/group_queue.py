@@ -207,12 +207,12 @@ class GroupQueue:
         if newcomer.targets is None or (wanted_s := newcomer.targets.ttft_s) is None:
             return
         slots, tokens = self.pool.ahead_of(newcomer)
-        every, parts = [], len(self.joined)  # groups take about as many each
-        for queue in self.joined:
+        taking = [queue for queue in self.joined if queue.group.serving]
+        every, parts = [], max(1, len(taking))  # groups take about as many each
+        for queue in taking:
             told = newcomer, queue.group, queue.decider.dispatch
             every.append(expected_s(*told, slots // parts, tokens[::parts]))
-        known = [each for each in every if each is not None]
-        if len(known) < parts:
+        if not (known := [each for each in every if each is not None]) or len(known) < parts:
             return
         expected = min(known).seconds + self._shared.clock() - newcomer.arrival_s
         if expected > SURELY_LATE * wanted_s:

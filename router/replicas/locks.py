@@ -20,7 +20,11 @@ def lock_of(text: str, lease_s: int | None = None, api: str | None = None) -> Lo
     """
     kind, _, rest = text.partition(":")
     if kind == "file" and rest:
-        return FileLock(Path(rest), lease_s or _FILE_LEASE_S)
+        path = Path(rest)
+        if not path.parent.is_dir() or path.is_dir():
+            why = "is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+            raise ConfigError(f"replica_lock file:{path}: {why}; it should be a file of its own")
+        return FileLock(path, lease_s or _FILE_LEASE_S)
     if kind == "lease" and re.fullmatch(r"[\w.-]+/[\w.-]+", rest):
         namespace, _, name = rest.partition("/")
         return LeaseLock(Kubernetes(api), namespace, name, lease_s or _LEASE_S)

@@ -407,6 +407,7 @@ REFUSED: dict[str, tuple[Document, str]] = {
         r"keda.minReplicas (5) is above keda.maxReplicas (4)",
     ),
     "scaling a list": (LISTED | {"keda": KEDA}, "neither come nor go"),
+    "one port for two": (LISTED | {"adminPort": 8000}, "8000 is the clients' port"),
     "certificate of a picker": (
         SELECTED | {"mode": "pick", "tls": "c"},
         "clients connect to the gateway",

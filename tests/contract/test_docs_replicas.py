@@ -14,14 +14,11 @@ def test_sentences_have_the_kept_figures() -> None:
     file, lease = kept["file"], kept["lease"]
     soon, late = file["kill_to_first_dispatch_s"], lease["kill_to_first_dispatch_s"]
     assert f"{soon[0]:.2f} to {soon[-1]:.2f} s with a file" in page
-    assert f"up to {late[-1]:.2f} s with a Lease of 5 s" in page
-    assert f"a request came {late[0]:.2f} s after the kill" in page
-    assert f"in the others it took {late[1]:.2f} s or longer" in page
+    assert f"{late[0]:.2f} to {late[-1]:.2f} s with a Lease of 5 s" in page
     both = (file, lease)
     requests = sum(each["requests_that_reached_engines"] for each in both)
-    twice = [each["slots_booked_twice"] for each in both]
-    assert twice[0] == 0
-    assert f"{twice[1]} of {requests:,} requests, all with the Lease" in page
+    twice = sum(each["slots_booked_twice"] for each in both)
+    assert f"Slots booked twice: {twice} of {requests:,} requests" in page
     broken = sum(each["answers_lost_of_killed_replicas"] for each in both)
     assert f"Broken answers: {broken}, all of them while a replica was killed" in page
     assert [each["answers_lost_of_others"] + each["answers_refused"] for each in both] == [0, 0]

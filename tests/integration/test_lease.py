@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -88,6 +89,13 @@ async def test_an_api_that_refuses_or_is_gone_is_an_error() -> None:
 def test_other_texts_name_no_lock(text: str) -> None:
     with pytest.raises(ConfigError, match="should be file:PATH or lease:NAMESPACE/NAME"):
         lock_of(text, api="http://127.0.0.1:8001")
+
+
+def test_a_file_needs_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no folder .*gone; it should be a file"):
+        lock_of(f"file:{tmp_path}/gone/lock")
+    with pytest.raises(ConfigError, match="is a folder"):
+        lock_of(f"file:{tmp_path}")
 
 
 def test_without_a_cluster_its_api_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:

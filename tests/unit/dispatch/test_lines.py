@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from router.core.errors import NoWorkerError
+from router.core.errors import NoWorkerError, TargetError
 from router.core.events import Ended, Progressed, WorkerDown, WorkerUp
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.prefix.prefixes import Prefixes
 from router.core.state.cluster import Cluster
+from router.core.step_time import StepTime
+from router.core.targets import Targets
 from router.core.types import Outcome, Request, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.group_queue import DISSOLVED_S
@@ -85,6 +87,19 @@ async def test_a_group_with_another_model_leaves_its_requests_to_the_others() ->
         served += [one for one in first if one not in served and sent_to(one[1]) == "a"]
     assert (len(served), router.waiting) == (4, {"b": 1})
     router.end(served[-1], *second)
+
+
+async def test_a_target_is_judged_by_the_groups_that_take_requests() -> None:
+    router = Shared(a="llama", b="llama")
+    router.cluster.groups["b"].fix_step_time(StepTime(9.5))
+    wanted = replace(request(0), targets=Targets(ttft_s=0.1), group="a", model="llama")
+    learning = router.dispatcher.submit(wanted)
+    await settle()
+    assert sent_to(learning) is not None, "of a nothing is known yet"
+    router.dispatcher.end(wanted, Outcome.COMPLETED)
+    router.dispatcher.drain("a", draining=True)
+    with pytest.raises(TargetError, match=r"the prompt alone takes about 9.5 s"):
+        router.dispatcher.submit(replace(wanted, arrival_s=router.now_s))
 
 
 async def test_a_request_that_one_group_left_to_another_is_sent_at_the_next_tick() -> None:

@@ -24,6 +24,7 @@
 {{- if and $v.workers.namespace (ne $v.workers.namespace $.Release.Namespace) }}{{ fail "an InferencePool and its pods are in one namespace: leave workers.namespace out, or install the chart there" }}{{ end -}}
 {{- end -}}
 {{- end -}}
+{{- if eq (int $v.adminPort) 8000 }}{{ fail "adminPort: 8000 is the clients' port; give another one" }}{{ end -}}
 {{- $own := include "evenstep.config" . | fromToml -}}
 {{- range $name, $_ := $v.settings -}}
 {{- if hasKey $own $name }}{{ fail (printf "settings.%s: the chart sets it to %s; see values.yaml for the value that decides it" $name (index $own $name | toJson)) }}{{ end -}}
