@@ -38,17 +38,21 @@ def goodput(parts: Mapping[str, Figures] | None = None) -> Table:
 
 def large_fleets() -> Table:
     """What one deciding process needs, by ranks and lengths of answers, waiting or not."""
-    rows = []
+    rows: list[list[str]] = []
+    followed: dict[tuple[int, int], float] = {}
     for row in kept("scale/scale.json")["rows"]:
+        # Of each kind the smallest fleet comes first: what it costs is what a part of one costs.
+        each = followed.setdefault(
+            (row["slots"], row["output_tokens"]), row["ranks"] * _FULL / row["core_at"]
+        )
         full = row["slots"] == row["running"]
         title = f"{row['ranks']:,} ranks, {'waiting' if full else 'room'}"
         cells = [row["us_a_snapshot"], row["mbit_per_s"], row["us_a_request"], row["memory_mb"]]
         rest = [f"{each:,.0f}" for each in cells]
-        cores = row["core_at"]
-        deciders = str(ceil(cores / _FULL))
-        rows.append([title, f"{row['output_tokens']:,}", *rest, f"{cores:.2f}", deciders])
-    told = ("µs a snapshot", "Mbit/s", "µs a decision", "MB", "cores", "deciders")
-    return Table(("", "tokens an answer", *told), rows)
+        told = f"{row['core_at']:.2f}", str(ceil(row["ranks"] / each))
+        rows.append([title, f"{row['output_tokens']:,}", *rest, *told])
+    header = ("µs a snapshot", "Mbit/s", "µs a decision", "MB", "cores", "deciders")
+    return Table(("", "tokens an answer", *header), rows)
 
 
 def groups_latency() -> Table:
