@@ -1,11 +1,11 @@
 """How soon another replica takes over, over many ends and kills of the one that decides.
 
-    python tests/bench/bench_replicas.py [--kills 20] [--json FILE]
+    python tests/bench/bench_replicas.py [--kills 20] [--locks file,lease] [--json FILE]
 
 Three replicas before 3 emulated workers of 6 slots behind one barrier (20 ms a step), 30 clients.
 In each round the replica that decides gets SIGTERM, and while its answers go on, its successor is
-killed. Both locks, with their own times. Each client asks its own replica, and another one while
-that is down.
+killed. Both locks, with their own times. The clients ask Envoy, which reads
+deploy/envoy/replicas.yaml.
 """
 
 import argparse
@@ -26,7 +26,7 @@ CODE = (
 
 async def measured(lock: str, kills: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        async with replicas_under_load(Path(folder), lock) as run:
+        async with replicas_under_load(Path(folder), lock, envoy=True) as run:
             for _ in range(kills):
                 await run.round()
     return {
@@ -45,9 +45,12 @@ async def measured(lock: str, kills: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--locks", default="file,lease")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    figures = {lock: asyncio.run(measured(lock, given.kills)) for lock in ("file", "lease")}
+    figures = {}
+    for lock in given.locks.split(","):
+        figures[lock] = asyncio.run(measured(lock, given.kills))
     print(json.dumps(figures, indent=1))
     if given.json is not None:
         write_figures(given.json, figures, origin(Engines.EMULATED, CODE, PHYSICS))

@@ -9,13 +9,11 @@ from tests.support.replica_run import replicas_under_load
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("lock", "kills"), [pytest.param("file", 3, marks=pytest.mark.slow), ("lease", 2)]
-)
+@pytest.mark.parametrize(("lock", "kills", "envoy"), [("file", 2, True), ("lease", 2, False)])
 async def test_another_takes_over_and_books_no_slot_twice(
-    tmp_path: Path, lock: str, kills: int
+    tmp_path: Path, lock: str, kills: int, envoy: bool
 ) -> None:
-    async with replicas_under_load(tmp_path, lock) as run:
+    async with replicas_under_load(tmp_path, lock, envoy=envoy) as run:
         if lock == "lease":  # a process that stands still keeps a file's
             await run.stall()
         for _ in range(kills):

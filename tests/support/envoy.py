@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from deploy.envoy.config import command, plain
+from deploy.envoy.config import before_replicas, command, plain
 from tests.support.server import Server, free_port, running_router, starting, wait_until
 
 
@@ -52,6 +52,21 @@ def running_envoy(
     ports = list(dict.fromkeys(urlsplit(url).port or 80 for url in engines))
     config = plain(port, http, grpc, ports, ext_proc=ext_proc)
     change(config)
+    with _running(folder, port, config) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def envoy_before_replicas(folder: Path, replicas: Sequence[str]) -> Iterator[Server]:
+    """Envoy before routers by their URLs."""
+    port = free_port()
+    config = before_replicas(port, [urlsplit(url).port or 80 for url in replicas])
+    with _running(folder, port, config) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _running(folder: Path, port: int, config: Any) -> Iterator[Server]:
     started = command(program(), config, folder / f"envoy-{port}.json")
     with starting(started, port, folder / f"envoy-{port}.log") as server:
         wait_until(lambda: listens(server), 60, "Envoy listens")

@@ -23,6 +23,7 @@ from router.core.errors import UpstreamError
 from router.core.step_time import StepTime
 from router.engines.http_client import HttpClient
 from tests.support.emulated import emulated
+from tests.support.envoy import envoy_before_replicas
 from tests.support.kube_api import serving_kube_api
 from tests.support.server import free_port
 
@@ -127,9 +128,10 @@ class Run:
     killed_s: list[float] = field(default_factory=list)
     ending: list[Replica] = field(default_factory=list)
     ended: bool = False
+    gateway: str = ""  # before all replicas, if there is one
 
     async def client(self, number: int) -> None:
-        """Asks one replica; while that is down another one, as a load balancer does."""
+        """Asks the gateway, or one replica, and while that is down another one."""
         http = HttpClient()
         while not self.ended:
             content = {
@@ -147,10 +149,11 @@ class Run:
             replica, begun, text = self.replicas[at % 3], False, b""
             since_s = time.monotonic()
             with contextlib.suppress(UpstreamError):
-                answer = await http.request("POST", replica.url, "/v1/completions", HEADERS, body)
+                url = self.gateway or replica.url
+                answer = await http.request("POST", url, "/v1/completions", HEADERS, body)
                 begun = answer.status == 200
                 text = await answer.read()
-                if not begun and replica not in self.ending:
+                if not begun and (self.gateway or replica not in self.ending):
                     self.refused.append(text.decode())
             if begun:
                 if text.endswith(b"data: [DONE]\n\n") and b'"error"' not in text:
@@ -233,8 +236,10 @@ def _knows(answer: tuple[int, Any]) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def replicas_under_load(folder: Path, lock: str, seed: int = 1) -> AsyncIterator[Run]:
-    """``lock``: file or lease, with the lock's own times."""
+async def replicas_under_load(
+    folder: Path, lock: str, seed: int = 1, *, envoy: bool = False
+) -> AsyncIterator[Run]:
+    """``lock``: file or lease, with the lock's own times; ``envoy``: one is before them."""
     async with (
         emulated(folder, workers=WORKERS, slots=SLOTS, step_time=STEP, barrier=True) as fleet,
         serving_kube_api() as (_, api),
@@ -261,6 +266,10 @@ async def replicas_under_load(folder: Path, lock: str, seed: int = 1) -> AsyncIt
             await replicas[-1].start()
         run = Run(replicas, Engines(), random.Random(seed))
         run.engines.watch(fleet)
+        stack = contextlib.ExitStack()
+        if envoy:
+            urls = [each.url for each in replicas]
+            run.gateway = stack.enter_context(envoy_before_replicas(folder, urls)).url
         clients = [asyncio.create_task(run.client(number)) for number in range(CLIENTS)]
         try:
             await run.all_know()
@@ -270,6 +279,7 @@ async def replicas_under_load(folder: Path, lock: str, seed: int = 1) -> AsyncIt
         finally:
             run.ended = True
             await asyncio.wait(clients, timeout=60)
+            stack.close()
             for each in replicas:
                 with contextlib.suppress(ProcessLookupError):
                     each.signal(signal.SIGKILL)
