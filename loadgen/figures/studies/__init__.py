@@ -5,12 +5,8 @@ from types import MappingProxyType
 
 from loadgen.figures.studies import (
     arrivals_study,
-    chain_blocks,
-    chain_caches,
-    chain_overall,
-    chain_policies,
-    chain_reserve,
-    chain_trace,
+    chain_parts,
+    chain_wholes,
     clearing,
     deadlines_study,
     dispatch,
@@ -52,11 +48,11 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
         "kv_pressure": kv_pressure.KvPressureStudy(),
         "clearing": clearing.ClearingStudy(),
         "wait": wait_study.WaitStudy(),
-        "chain_blocks": chain_blocks.ChainBlocksStudy(),
-        "chain_caches": chain_caches.ChainCachesStudy(),
-        "chain_policies": chain_policies.ChainPoliciesStudy(),
-        "chain_reserve": chain_reserve.ChainReserveStudy(),
-        "chain_overall": chain_overall.ChainOverallStudy(),
-        "chain_trace": chain_trace.ChainTraceStudy(),
+        "chain_blocks": chain_parts.ChainBlocksStudy(),
+        "chain_caches": chain_parts.ChainCachesStudy(),
+        "chain_policies": chain_wholes.ChainPoliciesStudy(),
+        "chain_reserve": chain_parts.ChainReserveStudy(),
+        "chain_overall": chain_wholes.ChainOverallStudy(),
+        "chain_trace": chain_wholes.ChainTraceStudy(),
     }
 )

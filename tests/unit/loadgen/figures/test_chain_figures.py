@@ -15,8 +15,8 @@ from loadgen.figures.chain_cases import LOWER, RESPONSE, ChainCase, Computed, wo
 from loadgen.figures.fingerprints import CHAIN_FOLDERS, fingerprint
 from loadgen.figures.laboratory import Bench
 from loadgen.figures.samples import Outcomes, Sample
-from loadgen.figures.studies import STUDIES, chain_blocks, chain_caches
-from loadgen.figures.studies import chain_reserve as reserve
+from loadgen.figures.studies import STUDIES
+from loadgen.figures.studies import chain_parts as parts
 from loadgen.figures.trials import Trial
 from router.commands.json_output import finite
 from router.core.errors import InputError
@@ -77,24 +77,24 @@ def test_a_deployment_without_room_has_no_figures(tmp_path: Path) -> None:
 
 def test_runs_are_named_by_all_that_they_depend_on() -> None:
     case = ChainCase(("a",), TINY)
-    computed = Computed(("a",), chain_caches.allocated, (), {"share": 10})
+    computed = Computed(("a",), parts.allocated, (), {"share": 10})
     trials: list[Trial] = [
         case,
         replace(case, options=replace(TINY, policy="sed")),
         replace(case, options=replace(TINY, placement=Blocks.BPRR)),
         computed,
         replace(computed, arguments={"share": 20}),
-        replace(computed, function=reserve.responded),
+        replace(computed, function=parts.responded),
     ]
     names = {fingerprint(trial.depends_on(seed), trial.code) for trial in trials for seed in (0, 1)}
     assert len(names) == 2 * len(trials)
-    assert computed.code == (*CHAIN_FOLDERS, "loadgen/figures/studies/chain_caches.py")
+    assert computed.code == (*CHAIN_FOLDERS, "loadgen/figures/studies/chain_parts.py")
 
 
 def test_quick_runs_are_fewer_and_shorter() -> None:
     case = ChainCase(("a",), ChainsOptions()).shortened()
     assert (case.options.requests, case.options.warmup, case.seeds) == (800, 80, 2)
-    assert Computed(("a",), chain_caches.allocated, ()).shortened().seeds == 2
+    assert Computed(("a",), parts.allocated, ()).shortened().seeds == 2
 
 
 def test_job_servers_are_the_fastest_first() -> None:
@@ -102,20 +102,20 @@ def test_job_servers_are_the_fastest_first() -> None:
     slots = [chain.slots for chain in (slow, fast)]
     wanted = {1.0: 1, 1.5: 2, 2.0: 2, 2.1: 3, 4.5: 7, 4.6: None}
     for rate, count in wanted.items():
-        assert chain_caches.job_servers([slow, fast], slots, rate) == count
+        assert parts.job_servers([slow, fast], slots, rate) == count
 
 
 def test_random_placements_are_no_better_and_all_of_them_are_counted() -> None:
-    for memory in (chain_blocks.EQUAL, chain_blocks.UNEQUAL):
-        found = chain_blocks.compared(0, memory, 10)
+    for memory in (parts.EQUAL, parts.UNEQUAL):
+        found = parts.compared(0, memory, 10)
         assert found["least"] <= found["median"] <= found["most"]
-        assert found[chain_blocks.GREEDY] <= found["least"]
+        assert found[parts.GBP_CR] <= found["least"]
         assert found["share_feasible"] > 0.9
 
 
 def test_what_cannot_keep_up_is_missing() -> None:
-    assert set(reserve.responded(0, 5.0, 3).values()) == {None}
-    found = reserve.responded(0, 0.2, 7)
+    assert set(parts.responded(0, 5.0, 3).values()) == {None}
+    found = parts.responded(0, 0.2, 7)
     assert found[LOWER] == pytest.approx(found[RESPONSE], rel=0.1)
     assert finite(math.inf) is None
     sample = Sample({"a": (1.0, None, 6.0), "b": (2.0, 1.0, 3.0)})
@@ -124,21 +124,21 @@ def test_what_cannot_keep_up_is_missing() -> None:
 
 def made_up(rows: Mapping[int, Mapping[str, float]]) -> Outcomes:
     """Each metric is 9 but where said; ``rows``: by reserved slots."""
-    metrics = tuple(column.metric for column in reserve.COLUMNS)
+    metrics = tuple(column.metric for column in parts.TIMES)
     return {
         (f"{rate:g}/s", f"c={c}"): Sample(
             {metric: (rows.get(c, {}).get(metric, 9.0),) for metric in metrics}
         )
-        for rate in reserve.RATES
-        for c in reserve.RESERVED
+        for rate in parts.RATES
+        for c in parts.CHOICES
     }
 
 
 def test_a_choice_is_held_against_the_best_simulated() -> None:
     outcomes = made_up({4: {RESPONSE: 2.0}, 5: {RESPONSE: 2.5, LOWER: 1.0}})
-    rate = reserve.RATES[0]
-    assert [reserve.RESERVED[at] for at in reserve.chosen(outcomes, rate, LOWER)] == [5]
-    assert reserve.beside_best(outcomes, rate, LOWER) == [1.25]
+    rate = parts.RATES[0]
+    assert [parts.CHOICES[at] for at in parts.chosen(outcomes, rate, LOWER)] == [5]
+    assert parts.beside_best(outcomes, rate, LOWER) == [1.25]
     claims = {claim.text: claim.met for claim in STUDIES["chain_reserve"].claims(outcomes)}
     assert claims["0.05/s: simulated time at the c of the lower bound / least simulated"] is False
     assert claims["all rates: simulated time, c of the lower bound / of the upper bound"] is True
