@@ -1,4 +1,4 @@
-"""All studies by name, in the order of appearance; a new study is one file and one row."""
+"""All studies by name, in the order of appearance; a new study is one class and one row."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -7,37 +7,31 @@ from loadgen.figures.studies import (
     arrivals_study,
     chain_parts,
     chain_wholes,
-    clearing,
-    deadlines_study,
-    dispatch,
+    delays,
     handoff_study,
-    horizon,
     kv_pressure,
-    prefill_study,
+    paper,
     release,
-    request_cost,
-    scale,
+    scaling,
     serving_study,
-    table1,
-    theorems,
-    trajectories,
+    step_costs,
     wait_study,
 )
 from loadgen.figures.study import Study
 
 STUDIES: Mapping[str, Study] = MappingProxyType(
     {
-        "table1": table1.Table1Study(),
+        "table1": paper.Table1Study(),
         "release": release.ReleaseStudy(),
-        "scale": scale.ScaleStudy(),
+        "scale": scaling.ScaleStudy(),
         "arrivals": arrivals_study.ArrivalsStudy(),
-        "deadlines": deadlines_study.DeadlinesStudy(),
-        "horizon": horizon.HorizonStudy(),
-        "trajectories": trajectories.TrajectoriesStudy(),
-        "theorems": theorems.TheoremsStudy(),
-        "dispatch": dispatch.DispatchStudy(),
-        "request_cost": request_cost.RequestCostStudy(),
-        "prefill": prefill_study.PrefillStudy(),
+        "deadlines": delays.DeadlinesStudy(),
+        "horizon": paper.HorizonStudy(),
+        "trajectories": paper.TrajectoriesStudy(),
+        "theorems": scaling.TheoremsStudy(),
+        "dispatch": delays.DispatchStudy(),
+        "request_cost": step_costs.RequestCostStudy(),
+        "prefill": step_costs.PrefillStudy(),
         "serving": serving_study.ServingRulesStudy(),
         "serving_budgets": serving_study.ServingBudgetsStudy(),
         "serving_rates": serving_study.ServingRatesStudy(),
@@ -46,7 +40,7 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
         "serving_costs": serving_study.ServingCostsStudy(),
         "handoff": handoff_study.HandoffStudy(),
         "kv_pressure": kv_pressure.KvPressureStudy(),
-        "clearing": clearing.ClearingStudy(),
+        "clearing": kv_pressure.ClearingStudy(),
         "wait": wait_study.WaitStudy(),
         "chain_blocks": chain_parts.ChainBlocksStudy(),
         "chain_caches": chain_parts.ChainCachesStudy(),

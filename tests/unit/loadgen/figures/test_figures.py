@@ -30,7 +30,7 @@ from loadgen.figures.fingerprints import SERVING_FOLDERS, fingerprint
 from loadgen.figures.laboratory import Bench
 from loadgen.figures.samples import Outcomes, Sample, at_least, at_most, paired_at_most, within
 from loadgen.figures.serving_cases import ServingCase
-from loadgen.figures.studies import STUDIES, theorems
+from loadgen.figures.studies import STUDIES, scaling
 from loadgen.figures.study import Study, config
 from loadgen.figures.tables import IMBALANCE, TTFT, Table, metric_table
 from loadgen.figures.trials import Trial
@@ -395,7 +395,7 @@ def test_claims_on_prompts_without_prefixes_follow_the_numbers() -> None:
 
 def test_the_exponent_of_a_power_law_is_found() -> None:
     xs = (16, 64, 256)
-    found = theorems.slope(xs, [[3 * x**0.5, 2 * x**0.7] for x in xs])
+    found = scaling.slope(xs, [[3 * x**0.5, 2 * x**0.7] for x in xs])
     assert found.mean == pytest.approx(0.6)
 
 

@@ -1,0 +1,234 @@
+"""Table 1 and Figures 4, 6 and 7 of arXiv 2601.17855.
+
+The table on both traces, with every policy and kind of look-ahead; the look-ahead's horizon, with
+and without discount; loads and power over time.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from loadgen.figures.cases import Case
+from loadgen.figures.samples import Claim, Outcomes, at_most
+from loadgen.figures.study import (
+    GREEDY,
+    GREEDY_ORACLE,
+    NONE,
+    ORACLE,
+    PLAIN,
+    TRACE_NAMES,
+    WAYS,
+    Study,
+    config,
+)
+from loadgen.figures.tables import (
+    ENERGY,
+    IMBALANCE,
+    LONGEST_WAIT,
+    MEAN_LOAD,
+    PROMPT,
+    THROUGHPUT,
+    TPOT,
+    Table,
+    chosen_parameters,
+    metric_table,
+)
+from loadgen.model.power_model import PowerModel
+from loadgen.report.charts import COLOURS, DASHES, draw_line, finish, legend, panels, save, smoothed
+from loadgen.simulator.decode.decode_results import StepRecords
+
+_COLUMNS = (IMBALANCE, THROUGHPUT, TPOT, ENERGY, MEAN_LOAD, PROMPT, LONGEST_WAIT)
+# As printed: imbalance in 1e4 tokens, throughput in 1e4 tok/s, TPOT in ms, energy in kJ.
+PRINTED: Mapping[str, tuple[float, ...]] = MappingProxyType(
+    {
+        "fcfs": (27.9, 8.00, 14.2, 396),
+        "jsq": (28.2, 7.99, 14.2, 396),
+        GREEDY: (2.92, 9.03, 12.6, 386),
+        GREEDY_ORACLE: (1.65, 9.13, 12.5, 383),
+    }
+)
+
+
+def _side_by_side(outcomes: Outcomes) -> Table:
+    columns = (IMBALANCE, THROUGHPUT, PROMPT)
+    rows = [
+        [way, *(column.cell(outcomes[trace, way]) for trace in TRACE_NAMES for column in columns)]
+        for way in WAYS
+    ]
+    titles = [column.title for column in columns]
+    header = ["policy"]
+    for name in TRACE_NAMES.values():
+        header += [f"{name}: {titles[0]}", *titles[1:]]
+    return Table(header, rows, "Both traces")
+
+
+def _printed(outcomes: Outcomes) -> Table:
+    """BurstGPT lengths beside the paper's figures; the runs differ in length."""
+    columns = (IMBALANCE, THROUGHPUT, TPOT)
+    header = ["policy", *(f"{column.title}: here, printed" for column in columns)]
+    rows = []
+    for way, printed in PRINTED.items():
+        sample = outcomes["burstgpt", way]
+        pairs = zip(columns, printed, strict=False)
+        cells = [f"{sample.mean(each.metric) / each.unit:.2f}, {value:g}" for each, value in pairs]
+        rows.append([way, *cells])
+    return Table(header, rows, "Beside the paper's Table 1 (BurstGPT lengths)")
+
+
+class Table1Study(Study):
+    title = "Table 1"
+    conditions = (
+        "G=16 workers, B=72 slots, 128 requests always waiting, step time 4.95 ms + 9.5e-8 s per "
+        "KV token of the fullest worker, 4,500 steps of which the first 500 are left out."
+    )
+
+    def cases(self) -> Iterator[Case]:
+        for trace, way in product(TRACE_NAMES, WAYS):
+            yield Case((trace, way), config(trace, way))
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        tables = []
+        for trace, name in TRACE_NAMES.items():
+            samples = [(way, outcomes[trace, way]) for way in WAYS]
+            table = metric_table(name, "policy", samples, _COLUMNS)
+            rows = [
+                [*row, chosen_parameters(sample)]
+                for row, (_, sample) in zip(table.rows, samples, strict=True)
+            ]
+            tables.append(Table([*table.header, "H, γ, μ, lead in force"], rows, name))
+        return [_side_by_side(outcomes), *tables, _printed(outcomes)]
+
+    def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
+        for trace, name in TRACE_NAMES.items():
+            ratio = outcomes[trace, NONE].ratio(outcomes[trace, GREEDY_ORACLE], IMBALANCE.metric)
+            yield at_most(f"{name}, G=16: imbalance, {NONE} / {GREEDY_ORACLE}", ratio, 1.0)
+
+    def words(self, outcomes: Outcomes) -> str:
+        return (
+            "Deferring long prompts lowers the load and flatters imbalance and throughput alike: "
+            "see mean load and mean admitted prompt. Without memory pressure vLLM's score of 2026 "
+            "is join-the-shortest-queue. Energy is that of the steps shown, by the paper's power "
+            "model."
+        )
+
+
+HORIZONS = (0, 4, 8, 12, 20, 40, 100)
+_KINDS: Mapping[str, Mapping[str, float]] = {"plain": PLAIN, "discounted": {}}
+_STEPS = 1500
+
+
+def best(outcomes: Outcomes, trace: str, kind: str) -> tuple[int, float]:
+    """The horizon with the least imbalance, and that imbalance in tokens."""
+    found = {h: outcomes[trace, kind, str(h)].mean(IMBALANCE.metric) for h in HORIZONS}
+    horizon = min(found, key=found.__getitem__)
+    return horizon, found[horizon]
+
+
+class HorizonStudy(Study):
+    title = "Look-ahead (Figure 4)"
+    conditions = (
+        f"G=16, B=72, pool 128, oracle of ends, {_STEPS:,} steps without the first 500. Plain: the "
+        "paper's objective with ties broken evenly; discounted: gamma, mu and lead by the rule."
+    )
+
+    def cases(self) -> Iterator[Case]:
+        for trace, (kind, changes), h in product(TRACE_NAMES, _KINDS.items(), HORIZONS):
+            run = config(trace, ORACLE, horizon=h, steps=_STEPS, **changes)
+            yield Case((trace, kind, str(h)), run)
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        return [
+            metric_table(
+                name,
+                "program, H",
+                [
+                    (f"{kind}, H={h}", outcomes[trace, kind, str(h)])
+                    for kind, h in product(_KINDS, HORIZONS)
+                ],
+                (IMBALANCE, THROUGHPUT),
+            )
+            for trace, name in TRACE_NAMES.items()
+        ]
+
+    def draw(self, outcomes: Outcomes, path: Path) -> None:
+        figure, every_axes = panels(2)
+        for axes, (trace, name) in zip(every_axes, TRACE_NAMES.items(), strict=True):
+            for style, kind in enumerate(_KINDS, 1):
+                samples = [outcomes[trace, kind, str(horizon)] for horizon in HORIZONS]
+                draw_line(axes, IMBALANCE.line(kind, HORIZONS, samples, style))
+            axes.set_xscale("symlog", linthresh=2)
+            axes.set_xticks(HORIZONS, [str(horizon) for horizon in HORIZONS])
+            axes.set_yscale("log")
+            finish(axes, "look-ahead H, steps", IMBALANCE.title, name)
+            legend(axes)
+        save(figure, path, f"simulated; G=16, B=72, pool 128, oracle of ends, {_STEPS:,} steps")
+
+    def words(self, outcomes: Outcomes) -> str:
+        parts = []
+        for trace, name in TRACE_NAMES.items():
+            (plain, least), (ours, lower) = (best(outcomes, trace, kind) for kind in _KINDS)
+            parts.append(
+                f"{name}: best plain H is {plain} ({least / 1e4:.2f}e4), best discounted H {ours} "
+                f"({lower / 1e4:.2f}e4)."
+            )
+        return " ".join(parts)
+
+
+_WAYS = ("fcfs", "jsq", NONE, ORACLE)
+_POWER_WAYS = ("fcfs", NONE, ORACLE)
+_POWER_POINTS = 120
+
+
+def _records(outcomes: Outcomes, way: str) -> StepRecords:
+    records = outcomes[(way,)].records
+    assert records is not None
+    return records
+
+
+def _draw_power(outcomes: Outcomes, path: Path) -> None:
+    figure, (axes,) = panels(1, height=4.0)
+    for style, way in enumerate(_POWER_WAYS):
+        records = _records(outcomes, way)
+        mean_w = records.power_w(PowerModel()).mean(axis=1)
+        times_s, watts = smoothed(records.seconds, mean_w, _POWER_POINTS)
+        axes.plot(times_s, watts, label=way, color=COLOURS[style], linestyle=DASHES[style])
+    finish(axes, "simulated time, s", "mean power of a worker, W")
+    axes.set_ylim(300, 405)
+    legend(axes)
+    law = "100 + 300 u^0.7 W with u = L_g / max L"
+    save(figure, path, f"modelled, not measured: {law}; 4,500 steps")
+
+
+class TrajectoriesStudy(Study):
+    title = "Loads and power over time (Figures 6 and 7)"
+    conditions = "BurstGPT lengths, G=16, B=72, pool 128, 4,500 steps from empty workers, seed 0."
+
+    def cases(self) -> Iterator[Case]:
+        for way in _WAYS:
+            yield Case((way,), config("burstgpt", way, warmup=0), seeds=1, keep_records=True)
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        samples = [(way, outcomes[(way,)]) for way in _WAYS]
+        return [metric_table("", "policy", samples, (IMBALANCE, THROUGHPUT, ENERGY))]
+
+    def draw(self, outcomes: Outcomes, path: Path) -> None:
+        figure, every_axes = panels(2, rows=2, height=3.4)
+        for axes, way in zip(every_axes, _WAYS, strict=True):
+            loads = _records(outcomes, way).loads[::5] / 1e3
+            axes.plot(5 * np.arange(len(loads)), loads, linewidth=0.6)
+            finish(axes, "step", "load of a worker, 10³ KV tokens", way)
+            axes.margins(x=0)
+            axes.sharey(every_axes[0])
+        every_axes[0].set_ylim(bottom=0)
+        save(figure, path, "simulated; BurstGPT lengths, G=16, B=72, pool 128; one line per worker")
+        _draw_power(outcomes, path.with_name("power.png"))
+
+    def words(self, outcomes: Outcomes) -> str:
+        return (
+            "One run of each policy, start included. [Power over time](power.png): the same steps "
+            "take less time and draw more power with bfio; by the paper's power model the energy "
+            "of a step falls less than its time."
+        )
