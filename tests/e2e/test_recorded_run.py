@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
@@ -94,10 +95,11 @@ def test_steps_show_who_waits_for_whom(recorded: Recorded) -> None:
     assert [step.step for step in steps] == sorted({step.step for step in steps})
     busy = [step for step in steps if step.imbalance_tokens]
     assert all(step.together for step in steps)
-    modelled = [step for step in busy if step.waiting_s is not None]
-    assert modelled
-    for step in modelled:
-        assert step.waiting_s == pytest.approx(1e-6 * step.imbalance_tokens, rel=0.05)
+    modelled = [(step.waiting_s, step.imbalance_tokens) for step in busy if step.waiting_s]
+    # By the learned cost, in which single steps of a busy machine show.
+    ratios = [seconds / (1e-6 * tokens) for seconds, tokens in modelled]
+    assert median(ratios) == pytest.approx(1, rel=0.1)
+    assert 0.5 < min(ratios) <= max(ratios) < 2
     assert max(step.pool for step in steps) > 8
     assert max(max(filter(None, step.running), default=0) for step in steps) == 8
 
