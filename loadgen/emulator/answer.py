@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from loadgen.emulator.faulty_connection import Wire
+from loadgen.emulator.faults import Wire
 from loadgen.emulator.generation import Generation
 from loadgen.emulator.named_shapes import MessageShape, ResponseShape
 from loadgen.emulator.shapes import ChoiceEnd, Shape, Usage

@@ -14,8 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from loadgen.emulator.asgi import json_response, refusal
+from loadgen.emulator.faults import Fault
 from loadgen.emulator.generation import RejectedError, decoded
-from loadgen.emulator.injected_faults import Fault
 from router.core.errors import EvenstepError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Self
 from loadgen.emulator.control import ControlApp
 from loadgen.emulator.emulated_worker import EmulatedWorker
 from loadgen.emulator.emulator_settings import EmulatorSettings
-from loadgen.emulator.injected_faults import Fault
+from loadgen.emulator.faults import Fault
 from loadgen.emulator.listener import Listener
 from loadgen.emulator.metrics import handoff_totals
 from loadgen.emulator.record import RecordWriter

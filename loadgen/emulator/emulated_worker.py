@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 
 from loadgen.emulator.answer import Answer, Choice
 from loadgen.emulator.emulator_settings import EmulatorSettings
-from loadgen.emulator.faulty_connection import Wire
+from loadgen.emulator.faults import Fault, Wire
 from loadgen.emulator.generation import Generation
-from loadgen.emulator.injected_faults import Fault
 from loadgen.emulator.kv_events import KvEvents
 from loadgen.emulator.named_shapes import MessageShape, ResponseShape
 from loadgen.emulator.operated import Operated

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from loadgen.emulator.faulty_connection import GARBAGE, Wire
+from loadgen.emulator.faults import GARBAGE, Wire
 from router.core.errors import ConfigError
 
 WIRE = "evenstep.wire"

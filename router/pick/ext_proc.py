@@ -133,10 +133,7 @@ class _Stream:
         return Answered(response_trailers=pb.TrailersResponse())
 
     def _read_head(self, message: Any) -> None:
-        headers = [
-            (each.key.encode(), each.raw_value or each.value.encode())
-            for each in message.request_headers.headers.headers
-        ]
+        headers = _headers(message.request_headers)
         known = dict(headers)
         path, _, query = known.get(b":path", b"/").partition(b"?")
         given = [h for h in headers if not h[0].startswith(b":") and h[0] != SUBSET]
@@ -193,10 +190,7 @@ class _Stream:
                 yield piece
 
     def _begin(self, message: Any) -> Any:
-        headers = [
-            (each.key.encode(), each.raw_value or each.value.encode())
-            for each in message.response_headers.headers.headers
-        ]
+        headers = _headers(message.response_headers)
         address = ""
         for values in message.attributes.values():
             if _ADDRESS in values:
@@ -258,6 +252,12 @@ class _Stream:
             self._pick.forsaken = Outcome.ABORTED if cancelled else Outcome.COMPLETED
         elif self._scope:
             self._picks.leave(self._scope, self._told.status)
+
+
+def _headers(head: Any) -> list[Header]:
+    return [
+        (each.key.encode(), each.raw_value or each.value.encode()) for each in head.headers.headers
+    ]
 
 
 def _directions(headers: Iterable[Header], removed: list[str], length: int | None) -> Any:

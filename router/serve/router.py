@@ -34,8 +34,7 @@ from router.core.request_limits import RequestLimits
 from router.core.state.breaker import BreakerSettings
 from router.core.state.cluster import Cluster
 from router.core.types import WorkerSpec
-from router.discovery.found import Found
-from router.discovery.sources import source_of
+from router.discovery.sources import Found, source_of
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.group_queue import DispatchSettings
 from router.dispatch.membership import Fleet

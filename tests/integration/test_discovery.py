@@ -14,8 +14,7 @@ import pytest
 from router.config.discover_notation import parse_discover
 from router.core.errors import ConfigError
 from router.discovery import sources
-from router.discovery.found import Found
-from router.discovery.sources import Dns, source_of
+from router.discovery.sources import Dns, Found, source_of
 from router.kubernetes import Kubernetes
 from tests.support.emulated import eventually
 from tests.support.kube_api import KubeApi, serving_kube_api

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from loadgen.emulator.emulated_fleet import EmulatedFleet
-from loadgen.emulator.injected_faults import FAULT_KINDS
+from loadgen.emulator.faults import FAULT_KINDS
 from tests.support.emulated import TIMEOUT_S, client, control, emulated, eventually, reading
 
 ENDLESS = {"prompt": [1, 2, 3], "max_tokens": 90_000, "ignore_eos": True, "stream": True}

@@ -13,7 +13,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from loadgen.emulator.injected_faults import Fault
+from loadgen.emulator.faults import Fault
 from loadgen.engine.engine_features import EngineFeatures, Window
 from loadgen.engine.prefill_settings import PrefillSettings
 from router.core.step_time import StepTime

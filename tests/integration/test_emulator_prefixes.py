@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loadgen.emulator.injected_faults import Fault
+from loadgen.emulator.faults import Fault
 from loadgen.engine.engine_features import EngineFeatures
 from router.core.prefix.ids import block_ids, chain, seed
 from tests.support.core import token

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from loadgen.emulator.emulated_fleet import EmulatedFleet
-from loadgen.emulator.injected_faults import Fault
+from loadgen.emulator.faults import Fault
 from loadgen.emulator.sent import Sent
 from tests.support.emulated import TIMEOUT_S, client, emulated
 from tests.support.sent import read_sent

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 
 from loadgen.emulator.emulated_fleet import EmulatedFleet
-from loadgen.emulator.injected_faults import Fault
+from loadgen.emulator.faults import Fault
 from loadgen.engine.engine_features import EngineFeatures
 from tests.support.emulated import TIMEOUT_S, emulated
 from tests.support.server import Server

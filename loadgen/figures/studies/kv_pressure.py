@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from loadgen.figures.admission_cases import ENDLESS, AdmissionCase
+from loadgen.figures.engine_cases import ENDLESS, AdmissionCase
 from loadgen.figures.fingerprints import ADMISSION_FOLDERS
 from loadgen.figures.samples import Claim, Outcomes, Sample, at_least, at_most
 from loadgen.figures.study import COMPUTING, Study

@@ -11,9 +11,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import ClassVar
 
+from loadgen.figures.engine_cases import ServingCase
 from loadgen.figures.fingerprints import SERVING_FOLDERS
 from loadgen.figures.samples import Claim, Outcomes, Sample, at_least, at_most, paired_at_most
-from loadgen.figures.serving_cases import ServingCase
 from loadgen.figures.study import SERVING, Study
 from loadgen.figures.tables import Column, Table, shown
 from loadgen.figures.trials import SEEDS

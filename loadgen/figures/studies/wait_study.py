@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from engine_patches.admission.theory.fluid import Flow
 from engine_patches.admission.theory.thresholds import equal_segments, least_nested, least_wait
-from loadgen.figures.admission_cases import AdmissionCase
+from loadgen.figures.engine_cases import AdmissionCase
 from loadgen.figures.fingerprints import ADMISSION_FOLDERS
 from loadgen.figures.samples import Claim, Outcomes, at_least, at_most
 from loadgen.figures.studies.kv_pressure import EVICTIONS, LATENCY, P99, TOKENS

@@ -4,7 +4,7 @@ import pytest
 
 from loadgen.emulator.emulate_command import EmulateOptions
 from loadgen.emulator.emulator_settings import EmulatorSettings, snapshot_endpoints
-from loadgen.emulator.injected_faults import FAULT_KINDS, Fault
+from loadgen.emulator.faults import FAULT_KINDS, Fault
 from loadgen.engine.engine_features import EngineFeatures
 from loadgen.engine.kv_handoff import TransferTime
 from loadgen.engine.prefill_settings import (

@@ -16,8 +16,8 @@ import loadgen.figures.cases as cases_module
 import loadgen.run.simulation_options
 import loadgen.simulator.decode.decode_command
 from docs.stale_figures import DATA
-from loadgen.figures.admission_cases import ENDLESS, AdmissionCase
 from loadgen.figures.cases import BEFORE_REFILL, BeforeRefill, Case, settings
+from loadgen.figures.engine_cases import ENDLESS, AdmissionCase, ServingCase
 from loadgen.figures.figures_command import figures
 from loadgen.figures.figures_document import (
     document,
@@ -29,7 +29,6 @@ from loadgen.figures.figures_document import (
 from loadgen.figures.fingerprints import SERVING_FOLDERS, fingerprint
 from loadgen.figures.laboratory import Bench
 from loadgen.figures.samples import Outcomes, Sample, at_least, at_most, paired_at_most, within
-from loadgen.figures.serving_cases import ServingCase
 from loadgen.figures.studies import STUDIES, scaling
 from loadgen.figures.study import Study, config
 from loadgen.figures.tables import IMBALANCE, TTFT, Table, metric_table
