@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Annotated
 
 from msgspec import Meta, ValidationError, convert
+
+from router.core.step_time import number_in
 
 MAX_HOLD_S = 1.0
 QUANTILE = "quantile:"
@@ -72,10 +73,7 @@ class AdmissionSettings:
         """Q of ``quantile:Q``; None for other valid sources of lengths."""
         if self.predict in ("hint", "cap"):
             return None
-        try:
-            share = float(self.predict.removeprefix(QUANTILE))
-        except ValueError:
-            share = math.nan
+        share = number_in(self.predict.removeprefix(QUANTILE))
         if not 0 < share < 1:
             raise AdmissionError(
                 f"predict {self.predict!r}: give hint, cap or quantile:Q with Q between 0 and 1"

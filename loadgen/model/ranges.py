@@ -1,6 +1,5 @@
 """Settings that are numbers, and their ranges."""
 
-import math
 from collections.abc import Mapping
 
 from router.core.errors import ConfigError
@@ -14,11 +13,3 @@ def check_ranges(settings: object, ranges: Mapping[str, tuple[float, float]]) ->
             raise ConfigError(
                 f"--{name.replace('_', '-')} must be from {least:g} to {most:g}, got {value}"
             )
-
-
-def number_in(text: str) -> float:
-    """The number, or NaN, which is in no range, where the text is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

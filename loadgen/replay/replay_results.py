@@ -15,6 +15,7 @@ import numpy as np
 
 from loadgen.traces.request_classes import ALL, RequestClass
 from router.core.errors import ConfigError
+from router.core.step_time import number_in
 
 TOO_MANY_REQUESTS = 429
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
@@ -76,10 +77,7 @@ def parse_goodput(text: str | None) -> dict[str, float]:
             raise ConfigError(
                 f"--goodput: unknown metric {name!r}; write ttft:MS,tpot:MS,e2el:MS or some of them"
             )
-        try:
-            bounds[name] = float(value)
-        except ValueError:
-            bounds[name] = math.nan
+        bounds[name] = number_in(value)
         if not 0 < bounds[name] < math.inf:
             raise ConfigError(
                 f"--goodput: {value!r} is no number of milliseconds; write {name}:500"

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isclose
 
-from loadgen.model.ranges import number_in
 from router.core.errors import ConfigError
+from router.core.step_time import number_in
 from router.core.targets import Targets
 
 FORM = "NAME:SHARE[:TTFT[:TPOT]],..."

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from router.core.errors import ConfigError
+from router.core.step_time import number_in
 from router.core.targets import Targets
 
 SHORTEST = 16
@@ -133,10 +133,7 @@ def _parse(words: list[str], where: str) -> Key:
 
 
 def _weight(value: str, where: str) -> float:
-    try:
-        weight = float(value)
-    except ValueError:
-        weight = math.nan
+    weight = number_in(value)
     if not 1e-3 <= weight <= 1e3:
         raise ConfigError(f"{where}: weight={value[:40]} is not a number from 0.001 to 1000")
     return weight

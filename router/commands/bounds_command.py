@@ -10,6 +10,7 @@ from router.commands.json_output import STDOUT, finite, json_option, write_json
 from router.core.errors import ConfigError
 from router.core.placement.bounds import response_bounds
 from router.core.placement.exact_response import exact_response_s
+from router.core.step_time import number_in
 
 _MAX_SLOTS = 1_000_000
 _LIMITS = (1e-9, 1e9)
@@ -77,10 +78,7 @@ def bounds(
 
 def _rate(option: str, text: str) -> float:
     low, high = _LIMITS
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = math.nan
+    rate = number_in(text)
     if not low <= rate <= high:
         raise ConfigError(
             f"{option} takes requests per second from {low:g} to {high:g}, got {text}"

@@ -124,6 +124,14 @@ class StepTime:
 PAPER_STEP_TIME = StepTime(4.95e-3, 9.5e-8)
 
 
+def number_in(text: str) -> float:
+    """The number, or NaN, which is in no range, where the text is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def numbers(option: str, text: str) -> list[float]:
     """Parse finite numbers separated by commas.
 

@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from loadgen.model.ranges import number_in
 from router.core.errors import ConfigError
 from router.core.forecast.forecast import Ints
+from router.core.step_time import number_in
 
 _MOST_SIGMA = 5.0
 

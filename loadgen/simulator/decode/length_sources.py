@@ -8,11 +8,11 @@ from types import MappingProxyType
 
 import numpy as np
 
-from loadgen.model.ranges import number_in
 from loadgen.traces.trace import Trace
 from loadgen.traces.trace_files import MAX_TOKENS
 from router.core.errors import ConfigError
 from router.core.forecast.forecast import Ints
+from router.core.step_time import number_in
 
 Lengths = tuple[Ints, Ints]
 

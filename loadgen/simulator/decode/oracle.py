@@ -8,10 +8,10 @@ from typing import Literal
 
 import numpy as np
 
-from loadgen.model.ranges import number_in
 from router.core.errors import ConfigError
 from router.core.forecast.forecast import Ends, Floats, Ints, Running, Signal, WorkProfile
 from router.core.forecast.look_ahead import SIGNALS
+from router.core.step_time import number_in
 
 Kind = Literal["auto", "none", "cap", "survival", "oracle"]
 

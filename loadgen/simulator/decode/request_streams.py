@@ -10,9 +10,9 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from loadgen.model.ranges import number_in
 from loadgen.simulator.decode.length_sources import LengthSource, TraceLengths
 from router.core.errors import ConfigError
+from router.core.step_time import number_in
 
 _BLOCK = 1024
 _RATES_PER_S = (1e-9, 1e6)

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal, Self
 
-from loadgen.model.ranges import check_ranges, number_in
+from loadgen.model.ranges import check_ranges
 from loadgen.simulator.decode.decode_config import SERVE
 from loadgen.traces.request_classes import RequestClass
 from loadgen.traces.trace import Trace, TraceRequest
 from loadgen.traces.trace_files import BLOCK_TOKENS
 from router.core.errors import ConfigError, InputError
 from router.core.policies.policy_table import POLICIES
-from router.core.step_time import PAPER_STEP_TIME, StepTime
+from router.core.step_time import PAPER_STEP_TIME, StepTime, number_in
 from router.core.targets import Targets
 from router.core.types import Dispatch
 
