@@ -24,8 +24,9 @@ from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.length_sources import TraceLengths
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.request_streams import ClosedStream, Job, Stream, TimedStream
-from loadgen.simulator.serving.serving_config import ServingArrivals, ServingConfig
+from loadgen.simulator.serving.serving_config import ServingConfig
 from loadgen.simulator.serving.serving_simulation import simulate_serving
+from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.trace import Trace, TraceRequest
 from router.core.policies.policy_table import POLICIES
 from router.core.types import Dispatch
@@ -134,7 +135,7 @@ def _whole_engines(setting: Setting, policy: str, dispatch: Dispatch, seed: int)
     config = ServingConfig(
         policy=policy,
         trace=Trace("recorded", "recording", rows),
-        arrivals=ServingArrivals(*(("closed", setting.clients) if full else ("trace", 1.0))),
+        arrivals=Arrivals(*(("closed", setting.clients) if full else ("trace", 1.0))),
         requests=requests,
         workers=setting.workers,
         slots=setting.slots,

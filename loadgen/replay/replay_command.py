@@ -23,9 +23,10 @@ from rich.text import Text
 from loadgen.replay.replay_results import Report, parse_goodput, summarize
 from loadgen.replay.replayer import Replayer, Target, get_json
 from loadgen.replay.router_counters import cluster_report
-from loadgen.replay.workload import Arrivals, Workload, checked_time_scale, plan
+from loadgen.replay.workload import Workload, checked_time_scale, plan
 from loadgen.report.numbers import number, plain_table
 from loadgen.run.options import command_of, flag
+from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.request_classes import FORM, RequestClass, deal, parse_classes
 from loadgen.traces.trace import BUNDLED, load_trace
 from router.access.key_files import first_key
@@ -33,6 +34,7 @@ from router.commands.json_output import STDOUT, json_option, write_json
 from router.core.errors import ConfigError, UpstreamError
 from router.engines.http_client import HttpClient
 
+ARRIVALS = "closed:N|poisson:RATE|trace"
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
@@ -51,7 +53,7 @@ class ReplayOptions:
         str,
         flag(
             "N clients that wait for answers; a rate per engine second; the trace's own times",
-            "closed:N|poisson:RATE|trace",
+            ARRIVALS,
         ),
     ] = "closed:64"
     requests: Annotated[int | None, flag("how many; default: the trace's number", "N", least=1)] = (
@@ -103,7 +105,7 @@ async def _measure(options: ReplayOptions) -> Report:
     if options.api_key_file is not None:
         headers = ((b"authorization", b"Bearer " + first_key(str(options.api_key_file)).encode()),)
     target = Target(options.url.rstrip("/").removesuffix("/v1"), headers)
-    arrivals = Arrivals.parse(options.arrivals)
+    arrivals = Arrivals.parse(options.arrivals, ARRIVALS)
     time_scale = checked_time_scale(options.time_scale)
     goodput_ms = parse_goodput(options.goodput)
     classes = _classes(options)

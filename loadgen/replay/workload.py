@@ -5,8 +5,8 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self
 
+from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.request_classes import RequestClass
 from loadgen.traces.trace import Trace, TraceRequest
 from loadgen.traces.trace_files import BLOCK_TOKENS
@@ -18,38 +18,6 @@ _ID_WIDTH = len("100,")
 _BANK_TOKENS = 1 << 16
 _BLOCK_DIGITS = 5
 _SPREAD = 40_503  # odd, so that neighbouring ids begin at places far apart
-
-
-@dataclass(frozen=True, slots=True)
-class Arrivals:
-    """Arrival process of the requests."""
-
-    # Closed: clients that each wait for their answer; poisson: a rate, independent of the answers;
-    # trace: the trace's own times.
-    kind: Literal["closed", "poisson", "trace"]
-    value: float = 0.0  # clients of a closed loop, or requests per engine second of poisson; else 0
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Parse ``closed:N``, ``poisson:RATE`` or ``trace``; else ConfigError."""
-        kind, _, value = text.partition(":")
-        try:
-            rate = float(value)
-        except ValueError:
-            rate = math.nan
-        if text == "trace":
-            return cls("trace")
-        if kind == "closed" and value.isdecimal() and int(value) > 0:
-            return cls("closed", int(value))
-        if kind == "poisson" and 0 < rate < math.inf:
-            return cls("poisson", rate)
-        raise ConfigError(
-            f"--arrivals: {text!r} is unknown; write closed:N with N clients, poisson:RATE with a "
-            "rate in requests per engine second, or trace"
-        )
-
-    def __str__(self) -> str:
-        return self.kind if self.kind == "trace" else f"{self.kind}:{self.value:g}"
 
 
 def checked_time_scale(scale: float) -> float:

@@ -18,8 +18,9 @@ from pathlib import Path
 from statistics import fmean
 
 from loadgen.report.origin import Engines, origin, write_part
-from loadgen.simulator.serving.serving_config import RankGroup, ServingArrivals, ServingConfig
+from loadgen.simulator.serving.serving_config import RankGroup, ServingConfig
 from loadgen.simulator.serving.serving_simulation import simulate_serving
+from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.trace import load_trace
 from router.core.rounds.barriers import Allot, Barrier, allot
 from router.core.step_time import StepTime
@@ -35,7 +36,7 @@ SLOTS, OURS = 16, "bfio"
 WORLD = ServingConfig(
     policy="bfio",
     trace=load_trace("burstgpt"),
-    arrivals=ServingArrivals("poisson", 1.0),
+    arrivals=Arrivals("poisson", 1.0),
     slots=SLOTS,
     step_time=StepTime(5e-3, 9.5e-8, 0.0, 2e-5),
     dispatch=Dispatch.POOL,
@@ -85,7 +86,7 @@ def completed_per_s(workers: int) -> float:
     full = replace(
         WORLD,
         workers=workers,
-        arrivals=ServingArrivals("closed", slots * 5 // 4),
+        arrivals=Arrivals("closed", slots * 5 // 4),
         requests=slots * 8,
         warmup=0.3,
     )
@@ -100,7 +101,7 @@ def latencies_s(beside: Sequence[RankGroup], rate: float, requests: int, seed: i
     config = replace(
         WORLD,
         beside=beside,
-        arrivals=ServingArrivals("poisson", rate),
+        arrivals=Arrivals("poisson", rate),
         requests=requests,
         seed=seed,
     )

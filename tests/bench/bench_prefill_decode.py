@@ -39,12 +39,13 @@ from loadgen.engine.kv_handoff import Fetch, TransferTime
 from loadgen.engine.prefill_settings import PrefillTime
 from loadgen.engine.prefix_cache import PrefixCache
 from loadgen.engine.request import EngineRequest
-from loadgen.replay.workload import Arrivals, plan
+from loadgen.replay.workload import plan
 from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_part
 from loadgen.run.child_processes import Child
 from loadgen.simulator.serving.rank import Rank
-from loadgen.simulator.serving.serving_config import ServingArrivals, ServingConfig
+from loadgen.simulator.serving.serving_config import ServingConfig
 from loadgen.simulator.serving.turns import Turn, turns_of
+from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.trace import Trace, load_trace
 from router import cli
 from router.config.serve_settings import ServeSettings
@@ -323,11 +324,11 @@ class Fleet:
 
 def turns(case: Case, seed: int, *, live: bool) -> list[Turn]:
     """The requests; with ``live`` those of a replay."""
-    trace, arrivals = load_trace(case.trace), ServingArrivals("poisson", case.rate)
+    trace, arrivals = load_trace(case.trace), Arrivals("poisson", case.rate)
     rows = trace.sample(case.requests, seed)
     if live:
         rows = plan(trace, Arrivals("poisson", case.rate), case.requests, seed)
-        arrivals = ServingArrivals("trace", 1.0)
+        arrivals = Arrivals("trace", 1.0)
     return turns_of(
         ServingConfig(
             policy="bfio",

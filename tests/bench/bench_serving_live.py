@@ -24,12 +24,13 @@ from loadgen.demo.conversations import write_conversations
 from loadgen.demo.run import Fleet, RunPlan, execute, serving
 from loadgen.demo.worlds import PROMPTS
 from loadgen.replay.replay_results import shortfall
-from loadgen.replay.workload import Arrivals, plan
+from loadgen.replay.workload import plan
 from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
 from loadgen.run.child_processes import Child
 from loadgen.simulator.decode.decode_config import SERVE
-from loadgen.simulator.serving.serving_config import ServingArrivals, ServingConfig
+from loadgen.simulator.serving.serving_config import ServingConfig
 from loadgen.simulator.serving.serving_simulation import simulate_serving
+from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.trace import Trace, load_trace
 from router.core.step_time import StepTime
 from router.core.types import Dispatch
@@ -137,7 +138,7 @@ def simulated(policy: str, dispatch: Dispatch, setting: Setting) -> tuple[float,
         ServingConfig(
             policy=policy,
             trace=Trace(trace.name, "planned", rows),
-            arrivals=ServingArrivals("trace", 1.0),
+            arrivals=Arrivals("trace", 1.0),
             requests=setting.requests,
             workers=WORKERS,
             slots=SLOTS,

@@ -14,8 +14,9 @@ from itertools import count, product
 from math import sqrt
 from statistics import fmean
 
-from loadgen.simulator.serving.serving_config import ServingArrivals, ServingConfig
+from loadgen.simulator.serving.serving_config import ServingConfig
 from loadgen.simulator.serving.serving_simulation import simulate_serving
+from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.trace import Trace, load_trace
 from loadgen.traces.trace_files import BLOCK_TOKENS, TraceRequest
 from router.core.policies.baselines import Choose, PerRequest
@@ -57,7 +58,7 @@ def cost(trace: Trace, choose: Choose, prompt_token_s: float, rate: float, seed:
         ServingConfig(
             policy="kv_cost",
             trace=trace,
-            arrivals=ServingArrivals("poisson", rate),
+            arrivals=Arrivals("poisson", rate),
             requests=len(trace.requests),
             step_time=StepTime(5e-3, 9.5e-8, per_prompt_token_s=prompt_token_s),
             dispatch=Dispatch.INSTANT,

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from loadgen.replay.replay_command import ARRIVALS
 from loadgen.replay.replay_results import Run
 from loadgen.replay.replayer import Replayer, Target
 from loadgen.replay.router_counters import Scrapes
-from loadgen.replay.workload import Arrivals, Workload
+from loadgen.replay.workload import Workload
+from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.request_classes import RequestClass
 from loadgen.traces.trace import TraceRequest
 from router.core.targets import Targets
@@ -139,7 +141,9 @@ async def replay_against(
     **options: Any,
 ) -> tuple[Run, Scrapes]:
     client = HttpClient()
-    workload = Workload(requests, Arrivals.parse(arrivals), "tiny", 100, 0, classes=classes)
+    workload = Workload(
+        requests, Arrivals.parse(arrivals, ARRIVALS), "tiny", 100, 0, classes=classes
+    )
     async with serving(server) as url:
         replayer = Replayer(client, Target(url), workload, **options)
         try:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from loadgen.emulator.prompt_content import Content
 from loadgen.replay.stream import CompletionStream
-from loadgen.replay.workload import Arrivals, Workload
+from loadgen.replay.workload import Workload
+from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.trace import Trace, TraceRequest
 from loadgen.traces.trace_files import BLOCK_TOKENS
 

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from loadgen.engine.kv_handoff import TransferTime
 from loadgen.engine.prefill_settings import PrefillTime
 from loadgen.simulator.decode.barrier_decode import simulate
+from loadgen.simulator.decode.decode_command import ARRIVALS
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.decode_results import DecodeResult
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
-from loadgen.simulator.decode.request_streams import Arrivals
+from loadgen.traces.arrivals import Arrivals
 from router.core.types import Dispatch
 from tests.property.test_simulator_laws import (
     MEANS,
@@ -117,7 +118,7 @@ def test_prefill_that_takes_no_time_changes_no_load(arrivals: str) -> None:
         pool=16,
         steps=300,
         warmup=50,
-        arrivals=Arrivals.parse(arrivals),
+        arrivals=Arrivals.parse(arrivals, ARRIVALS),
         **PAPER,
     )
     with_ = simulate(replace(config, prefill=AT_ONCE))

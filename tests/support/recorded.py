@@ -13,8 +13,9 @@ from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.decode_results import StepRecords
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.request_streams import ClosedStream, Job
-from loadgen.simulator.serving.serving_config import ServingArrivals, ServingConfig
+from loadgen.simulator.serving.serving_config import ServingConfig
 from loadgen.simulator.serving.serving_simulation import simulate_serving
+from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.trace import Trace, TraceRequest
 from router.core.step_time import StepTime
 from router.core.types import Dispatch
@@ -101,7 +102,7 @@ def with_prompts(policy: str, dispatch: Dispatch, cached: float = 0.0) -> Servin
     return ServingConfig(
         policy=policy,
         trace=Trace("made", "made", rows),
-        arrivals=ServingArrivals("closed", 96),
+        arrivals=Arrivals("closed", 96),
         requests=len(rows),
         workers=4,
         slots=16,

@@ -11,7 +11,6 @@ from loadgen.figures.studies import (
     handoff_study,
     kv_pressure,
     paper,
-    release,
     scaling,
     serving_study,
     step_costs,
@@ -22,7 +21,7 @@ from loadgen.figures.study import Study
 STUDIES: Mapping[str, Study] = MappingProxyType(
     {
         "table1": paper.Table1Study(),
-        "release": release.ReleaseStudy(),
+        "release": paper.ReleaseStudy(),
         "scale": scaling.ScaleStudy(),
         "arrivals": arrivals_study.ArrivalsStudy(),
         "deadlines": delays.DeadlinesStudy(),

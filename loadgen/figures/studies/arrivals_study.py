@@ -12,7 +12,7 @@ from loadgen.figures.samples import Claim, Outcomes, Sample, at_most
 from loadgen.figures.study import TRACE_NAMES, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, TTFT_P99, Table, metric_table
 from loadgen.report.charts import draw_line, finish, legend, panels, save
-from loadgen.simulator.decode.request_streams import Arrivals
+from loadgen.traces.arrivals import Arrivals
 from router.core.types import Dispatch
 
 PERCENT = (60, 80, 95, 105, 110, 115)

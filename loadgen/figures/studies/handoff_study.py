@@ -18,7 +18,7 @@ from loadgen.report.charts import draw_line, finish, legend, panels, save
 from loadgen.report.intervals import paired
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
-from loadgen.simulator.decode.request_streams import Arrivals
+from loadgen.traces.arrivals import Arrivals
 from router.core.types import Dispatch
 
 _TRACE = "burstgpt"

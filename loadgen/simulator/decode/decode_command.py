@@ -24,7 +24,7 @@ from loadgen.simulator.decode.decode_config import SERVE, DecodeConfig, usual_po
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.policy_comparison import Comparison, comparison_table, decode_table
 from loadgen.simulator.decode.prefill_workers import parse_prefill
-from loadgen.simulator.decode.request_streams import Arrivals
+from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.trace_files import MAX_TOKENS
 from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError
@@ -32,6 +32,7 @@ from router.core.forecast.forecast import WorkProfile
 from router.core.policies.policy_table import POLICIES
 from router.core.step_time import numbers
 
+ARRIVALS = "full|poisson:RATE|trace"
 # Within these bounds, sums of tokens stay far below the limits of 64 bits.
 _MOST_DRIFT = 1000
 _MOST_BETA = 1_000_000
@@ -84,9 +85,9 @@ class DecodeOptions:
         int | None, flag("The deadline in steps, in place of --starvation-s; 0: none.", "W")
     ] = None
     lookahead: LookaheadFlag = SERVE["lookahead"]
-    arrivals: Annotated[
-        str, flag("Always enough, a rate per second, the trace's.", Arrivals.FORMS)
-    ] = "full"
+    arrivals: Annotated[str, flag("Always enough, a rate per second, the trace's.", ARRIVALS)] = (
+        "full"
+    )
     dispatch: DispatchFlag = SERVE["dispatch"]
     dispatch_delay: Annotated[int, flag("Steps from a decision to the engine.", "STEPS")] = 0
     overcommit: Annotated[
@@ -137,7 +138,7 @@ class DecodeOptions:
 
     def configs(self) -> list[DecodeConfig]:
         """Build the configuration of each policy from the options."""
-        arrivals = Arrivals.parse(self.arrivals)
+        arrivals = Arrivals.parse(self.arrivals, ARRIVALS)
         names = self.policy.split(",")
         if len(set(names)) < len(names):
             raise ConfigError(f"--policy: give each policy once, got {self.policy!r}")

@@ -10,7 +10,7 @@ from loadgen.model.power_model import PowerModel
 from loadgen.simulator.decode.length_sources import LengthSource
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
-from loadgen.simulator.decode.request_streams import Arrivals
+from loadgen.traces.arrivals import Arrivals
 from router.config.balancing_settings import BalancingSettings
 from router.core.errors import ConfigError
 from router.core.forecast.forecast import WorkProfile

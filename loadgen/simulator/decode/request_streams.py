@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from loadgen.simulator.decode.length_sources import LengthSource, TraceLengths
+from loadgen.traces.arrivals import Arrivals
 from router.core.errors import ConfigError
-from router.core.step_time import number_in
 
 _BLOCK = 1024
-_RATES_PER_S = (1e-9, 1e6)
 
 
 class Job(NamedTuple):
@@ -27,37 +25,6 @@ class Job(NamedTuple):
     arrival_s: float
     priority: int = 0
     tenant: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Arrivals:
-    """Arrival process of the requests."""
-
-    FORMS: ClassVar[str] = "full|poisson:RATE|trace"
-
-    # Full: a constant number of waiting requests; poisson: a rate; trace: the trace's own times.
-    kind: Literal["full", "poisson", "trace"] = "full"
-    rate_per_s: float = 0.0  # rate of poisson
-
-    @classmethod
-    def parse(cls, text: str) -> Arrivals:
-        """Parse ``full``, ``poisson:RATE`` or ``trace``."""
-        kind, _, value = text.partition(":")
-        if text == "full":
-            return cls("full")
-        if text == "trace":
-            return cls("trace")
-        rate_per_s = number_in(value) if kind == "poisson" else math.nan
-        least, most = _RATES_PER_S
-        if not least <= rate_per_s <= most:
-            raise ConfigError(
-                f"--arrivals: {text!r} is unknown; write full, poisson:RATE with a rate from "
-                f"{least:g} to {most:g} requests per second, or trace"
-            )
-        return cls("poisson", rate_per_s)
-
-    def __str__(self) -> str:
-        return f"poisson:{self.rate_per_s:g}" if self.kind == "poisson" else self.kind
 
 
 class Stream(Protocol):
@@ -134,7 +101,7 @@ def open_stream(arrivals: Arrivals, source: LengthSource, kept: int, seed: int) 
     if arrivals.kind == "full":
         return FullStream(drawn, kept)
     if arrivals.kind == "poisson":
-        times = _poisson(arrivals.rate_per_s, np.random.default_rng([seed, 1]))
+        times = _poisson(arrivals.value, np.random.default_rng([seed, 1]))
         pairs = enumerate(zip(drawn, times, strict=False))
         return TimedStream(Job(number, *lengths, at_s) for number, (lengths, at_s) in pairs)
     if not isinstance(source, TraceLengths):

@@ -21,12 +21,12 @@ from loadgen.simulator.serving.serving_config import (
     AUTO,
     PrefillWindow,
     RankGroup,
-    ServingArrivals,
     ServingConfig,
     whole,
 )
 from loadgen.simulator.serving.serving_results import ServingResult
 from loadgen.simulator.serving.serving_simulation import simulate_serving
+from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.request_classes import FORM, parse_classes
 from loadgen.traces.trace import load_trace
 from loadgen.traces.trace_files import BLOCK_TOKENS
@@ -36,6 +36,7 @@ from router.core.policies.policy_table import POLICIES
 from router.core.targets import Targets
 
 _TRACE = "mooncake-synthetic"
+ARRIVALS = "poisson:RATE|trace[:SCALE]|closed:N"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,9 @@ class ServingOptions:
     policy: Annotated[str, flag(f"One of {', '.join(POLICIES)}.", "P")] = SERVE["policy"]
     trace: Annotated[str | None, trace_flag(_TRACE)] = None
     requests: Annotated[int, flag("The first requests of the trace.", "N")] = 2500
-    arrivals: Annotated[
-        str, flag("A rate per second, or the trace's times, scaled.", ServingArrivals.FORMS)
-    ] = "poisson:7"
+    arrivals: Annotated[str, flag("A rate per second, or the trace's times, scaled.", ARRIVALS)] = (
+        "poisson:7"
+    )
     think: Annotated[
         float | None,
         flag(
@@ -111,7 +112,7 @@ class ServingOptions:
             **same_named(self, ServingConfig)
             | {
                 "trace": load_trace(self.trace or _TRACE),
-                "arrivals": ServingArrivals.parse(self.arrivals),
+                "arrivals": Arrivals.parse(self.arrivals, ARRIVALS),
                 "prompt_budget": _budget(self.prompt_budget),
                 "targets": Targets(self.target_ttft, self.target_tpot),
                 "beside": () if self.beside is None else RankGroup.parse(self.beside),

@@ -6,6 +6,7 @@ from typing import ClassVar, Final, Literal, Self
 
 from loadgen.model.ranges import check_ranges
 from loadgen.simulator.decode.decode_config import SERVE
+from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.request_classes import RequestClass
 from loadgen.traces.trace import Trace, TraceRequest
 from loadgen.traces.trace_files import BLOCK_TOKENS
@@ -29,40 +30,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "pool": (1, 1_000_000),
     "dispatch_delay": (0, 1000),
 }
-_RATES_PER_S = (1e-9, 1e6)
 _SPEEDS = (1e-3, 1e3)
 _MOST_DIGITS = 18
-
-
-@dataclass(frozen=True, slots=True)
-class ServingArrivals:
-    """Times at which requests arrive, or with sessions their first turns."""
-
-    FORMS: ClassVar[str] = "poisson:RATE|trace[:SCALE]|closed:N"
-
-    kind: Literal["poisson", "trace", "closed"]
-    # Requests per second of poisson; factor on the trace's own times; clients of closed, each of
-    # which sends its next request when it has the answer to the last.
-    value: float
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Parse ``poisson:RATE``, ``trace[:SCALE]`` or ``closed:N``."""
-        kind, _, value = text.partition(":")
-        if kind == "closed" and 1 <= (whole(value) or 0) <= _MANY:
-            return cls("closed", int(value))
-        least, most = _RATES_PER_S
-        number = 1.0 if text == "trace" else number_in(value)
-        if kind in ("poisson", "trace") and least <= number <= most:
-            return cls("poisson" if kind == "poisson" else "trace", number)
-        raise ConfigError(
-            f"--arrivals: {text!r} is unknown; write poisson:RATE with a rate from {least:g} to "
-            f"{most:g} requests per second, trace:SCALE with a factor on the trace's times, or "
-            "closed:N with a number of clients"
-        )
-
-    def __str__(self) -> str:
-        return f"{self.kind}:{self.value:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +102,7 @@ class ServingConfig:
 
     policy: str
     trace: Trace
-    arrivals: ServingArrivals
+    arrivals: Arrivals
     requests: int = 2500  # the first ones of the trace
     workers: int = 8
     # Further groups that serve the same requests, each with steps of its own.

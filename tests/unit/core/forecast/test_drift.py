@@ -5,12 +5,14 @@ from dataclasses import asdict
 import pytest
 
 from loadgen.simulator.decode.barrier_decode import simulate
+from loadgen.simulator.decode.decode_command import ARRIVALS
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.decode_engines import Engines
 from loadgen.simulator.decode.decode_results import DecodeResult
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.oracle import Drift, Knowledge
-from loadgen.simulator.decode.request_streams import Arrivals, Job
+from loadgen.simulator.decode.request_streams import Job
+from loadgen.traces.arrivals import Arrivals
 from router.core.forecast.end_signals import CapSignal
 from router.core.forecast.forecast import Ends, WorkProfile
 
@@ -27,7 +29,7 @@ def simulated(drift: float, lengths: str, lookahead: str, arrivals: str = "full"
         steps=400,
         warmup=50,
         horizon=8,
-        arrivals=Arrivals.parse(arrivals),
+        arrivals=Arrivals.parse(arrivals, ARRIVALS),
         knowledge=Knowledge.parse(lookahead),
         profile=WorkProfile(growth=drift),
         deadline_steps=0,

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from loadgen.replay.workload import Arrivals, Workload, plan
+from loadgen.replay.replay_command import ARRIVALS
+from loadgen.replay.workload import Workload, plan
+from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.trace import Trace, TraceRequest
 from router.core.errors import ConfigError, InputError
 
@@ -17,13 +19,13 @@ def workload(*requests: TraceRequest, reveal: bool = False) -> Workload:
 
 @pytest.mark.parametrize("text", ["closed:8", "poisson:2.5", "trace"])
 def test_arrivals(text: str) -> None:
-    assert str(Arrivals.parse(text)) == text
+    assert str(Arrivals.parse(text, ARRIVALS)) == text
 
 
 @pytest.mark.parametrize("text", ["", "closed", "closed:0", "closed:1.5", "poisson:0", "poisson:x"])
 def test_unknown_arrivals(text: str) -> None:
     with pytest.raises(ConfigError, match="write closed:N"):
-        Arrivals.parse(text)
+        Arrivals.parse(text, ARRIVALS)
 
 
 def test_bodies() -> None:

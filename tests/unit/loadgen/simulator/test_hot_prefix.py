@@ -3,8 +3,9 @@
 import random
 from collections.abc import Sequence
 
-from loadgen.simulator.serving.serving_config import ServingArrivals, ServingConfig
+from loadgen.simulator.serving.serving_config import ServingConfig
 from loadgen.simulator.serving.serving_simulation import simulate_serving
+from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.trace import Trace, TraceRequest
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
@@ -53,7 +54,7 @@ def longest_waits(flood: int) -> tuple[float, float]:
     config = ServingConfig(
         policy="bfio",
         trace=Trace("made", "Mooncake", tuple(rows)),
-        arrivals=ServingArrivals("trace", 1.0),
+        arrivals=Arrivals("trace", 1.0),
         requests=len(rows),
         workers=8,
         slots=64,

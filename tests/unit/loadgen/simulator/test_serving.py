@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.simulator.serving.serving_command import ServingOptions
+from loadgen.simulator.serving.serving_command import ARRIVALS, ServingOptions
 from loadgen.simulator.serving.serving_config import (
     AUTO,
     PrefillWindow,
     RankGroup,
-    ServingArrivals,
     ServingConfig,
 )
 from loadgen.simulator.serving.serving_simulation import simulate_serving
 from loadgen.simulator.serving.turns import turns_of
+from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.trace import BUNDLED, Trace, TraceRequest, load_trace
 from router.core.errors import ConfigError, InputError
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
@@ -41,7 +41,7 @@ def config(rows: Sequence[Row], **changes: Any) -> ServingConfig:
     given: dict[str, Any] = {
         "policy": "least_prefill",
         "trace": trace,
-        "arrivals": ServingArrivals("trace", 1.0),
+        "arrivals": Arrivals("trace", 1.0),
         "requests": len(rows),
         "workers": 2,
         "slots": 4,
@@ -137,7 +137,7 @@ def test_without_a_barrier_each_worker_steps_alone() -> None:
     "changes",
     [
         {"dispatch": Dispatch.POOL, "dispatch_delay": 2},
-        {"arrivals": ServingArrivals("closed", 3), "dispatch_delay": 1},
+        {"arrivals": Arrivals("closed", 3), "dispatch_delay": 1},
         {
             "prompt_budget": AUTO,
             "targets": Targets(tpot_s=2.0),
@@ -325,10 +325,10 @@ def test_the_same_requests_for_every_policy() -> None:
     drawn = [
         [turn.arrival_s for turn in turns_of(config(rows, arrivals=arrivals, seed=seed))]
         for arrivals, seed in (
-            (ServingArrivals("poisson", 2.0), 1),
-            (ServingArrivals("poisson", 2.0), 1),
-            (ServingArrivals("poisson", 2.0), 2),
-            (ServingArrivals("poisson", 1.0), 1),
+            (Arrivals("poisson", 2.0), 1),
+            (Arrivals("poisson", 2.0), 1),
+            (Arrivals("poisson", 2.0), 2),
+            (Arrivals("poisson", 1.0), 1),
         )
     ]
     assert drawn[0] == drawn[1] != drawn[2]
@@ -338,7 +338,7 @@ def test_the_same_requests_for_every_policy() -> None:
 def test_closed_clients_send_the_next_request_when_they_have_their_answer() -> None:
     # One client: each request computes its prompt alone and decodes alone.
     rows = [(0.0, 10, 2, ())] * 3
-    alone = config(rows, arrivals=ServingArrivals.parse("closed:1"), workers=1)
+    alone = config(rows, arrivals=Arrivals.parse("closed:1", ARRIVALS), workers=1)
     result = simulate_serving(alone, keep_records=True)
     assert result.ttft_mean_s == pytest.approx(2.01)
     assert result.records is not None
@@ -354,7 +354,7 @@ def test_closed_clients_send_the_next_request_when_they_have_their_answer() -> N
 
 def test_two_clients_keep_two_requests_inside() -> None:
     rows = [(0.0, 10, 5, ())] * 12
-    shared = config(rows, arrivals=ServingArrivals.parse("closed:2"), workers=1)
+    shared = config(rows, arrivals=Arrivals.parse("closed:2", ARRIVALS), workers=1)
     records = simulate_serving(shared, keep_records=True).records
     assert records is not None
     assert records.loads.min() >= 20
@@ -376,7 +376,7 @@ def test_a_delay_holds_a_freed_slot_for_its_steps() -> None:
 
 def test_times_of_a_trace_are_scaled() -> None:
     rows = [(4.0, 10, 2, ()), (3.0, 10, 2, ())]
-    scaled = turns_of(config(rows, arrivals=ServingArrivals.parse("trace:2")))
+    scaled = turns_of(config(rows, arrivals=Arrivals.parse("trace:2", ARRIVALS)))
     assert [turn.arrival_s for turn in scaled] == [0.0, 2.0]
     with pytest.raises(InputError, match="has no arrival times"):
         replace(config(rows), trace=Trace("x", "y", (TraceRequest(1, 1),) * 2))
@@ -386,7 +386,7 @@ def test_what_is_checked_is_what_runs() -> None:
     rows = [(9.0, 10, 2, ()), (8.0, 10, 2, ()), (0.0, 8999, 2, ())]
     with pytest.raises(ConfigError, match="has 9001 tokens and fits no worker"):
         config(rows, requests=2)
-    drawn = config(rows, requests=2, arrivals=ServingArrivals.parse("poisson:1"))
+    drawn = config(rows, requests=2, arrivals=Arrivals.parse("poisson:1", ARRIVALS))
     assert simulate_serving(drawn).completed == 2
 
 
@@ -461,7 +461,7 @@ def test_the_router_learns_what_steps_cost() -> None:
         ServingConfig(
             policy="barrier_time",
             trace=load_trace("mooncake-synthetic"),
-            arrivals=ServingArrivals("poisson", 7.0),
+            arrivals=Arrivals("poisson", 7.0),
             requests=900,
             step_time=cost,
             dispatch=Dispatch.INSTANT,
@@ -479,7 +479,7 @@ def test_the_router_bounds_prompts_by_what_steps_cost_and_by_targets() -> None:
     given: dict[str, Any] = {
         "policy": "barrier_time",
         "trace": load_trace("mooncake-synthetic"),
-        "arrivals": ServingArrivals("poisson", 7.0),
+        "arrivals": Arrivals("poisson", 7.0),
         "requests": 900,
         "step_time": StepTime(5e-3, 9.5e-8, per_prompt_token_s=5e-5),
         "dispatch": Dispatch.INSTANT,

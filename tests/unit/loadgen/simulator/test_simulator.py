@@ -8,11 +8,13 @@ import pytest
 
 from loadgen.model.power_model import PowerModel
 from loadgen.simulator.decode.barrier_decode import simulate
+from loadgen.simulator.decode.decode_command import ARRIVALS
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.decode_results import DecodeResult
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.oracle import Knowledge
-from loadgen.simulator.decode.request_streams import Arrivals, Job, TimedStream
+from loadgen.simulator.decode.request_streams import Job, TimedStream
+from loadgen.traces.arrivals import Arrivals
 from router.core.errors import InputError
 from router.core.forecast.forecast import Outlook, WorkProfile
 from router.core.forecast.look_ahead import choose
@@ -278,7 +280,7 @@ def test_decisions_are_timed_by_the_clock_that_is_given() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("arrivals", ["full", "poisson:400"])
 def test_the_same_seed_gives_the_same_result(policy: str, arrivals: str) -> None:
-    config = replace(SMALL, policy=policy, arrivals=Arrivals.parse(arrivals), steps=120)
+    config = replace(SMALL, policy=policy, arrivals=Arrivals.parse(arrivals, ARRIVALS), steps=120)
 
     assert simulate(config) == simulate(config)
     assert simulate(config).report() != simulate(replace(config, seed=1)).report()

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.decode_command import DecodeOptions
+from loadgen.simulator.decode.decode_command import ARRIVALS, DecodeOptions
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.policy_comparison import Comparison, comparison_table
-from loadgen.simulator.decode.request_streams import Arrivals
+from loadgen.traces.arrivals import Arrivals
 from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError
 from router.core.step_time import StepTime
@@ -86,7 +86,7 @@ def test_overcommit_follows_the_bubble_as_it_does_live() -> None:
 
 
 def test_slots_that_stand_empty_while_nobody_waits_ask_for_no_overcommit() -> None:
-    config = replace(CONFIG, arrivals=Arrivals.parse("poisson:4"), pool=1024, steps=1500)
+    config = replace(CONFIG, arrivals=Arrivals.parse("poisson:4", ARRIVALS), pool=1024, steps=1500)
     assert simulate(config).parameters["overcommit"] == 0
 
 

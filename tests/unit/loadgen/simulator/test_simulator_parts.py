@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loadgen.simulator.decode.decode_command import ARRIVALS
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.decode_engines import Engines
 from loadgen.simulator.decode.length_sources import LawLengths, TraceLengths
 from loadgen.simulator.decode.oracle import Knowledge, OracleSignal
 from loadgen.simulator.decode.request_streams import (
-    Arrivals,
     ClosedStream,
     Job,
     Stream,
     open_stream,
 )
+from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.trace import load_trace
 from router.core.errors import ConfigError, InputError
 from router.core.forecast.end_signals import CapSignal, NoSignal, SurvivalSignal
@@ -93,7 +94,7 @@ def test_rows_of_a_trace_are_drawn_with_replacement(timed_trace: TraceLengths) -
 
 @pytest.mark.parametrize("text", ["full", "poisson:2.5", "trace"])
 def test_arrivals_are_written_as_they_are_read(text: str) -> None:
-    assert str(Arrivals.parse(text)) == text
+    assert str(Arrivals.parse(text, ARRIVALS)) == text
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_arrivals_are_written_as_they_are_read(text: str) -> None:
 )
 def test_unknown_arrivals(text: str) -> None:
     with pytest.raises(ConfigError, match="--arrivals"):
-        Arrivals.parse(text)
+        Arrivals.parse(text, ARRIVALS)
 
 
 def test_full_arrivals_top_up() -> None:

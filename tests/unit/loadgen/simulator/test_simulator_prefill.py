@@ -14,8 +14,9 @@ from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
-from loadgen.simulator.decode.request_streams import Arrivals, Job, TimedStream
+from loadgen.simulator.decode.request_streams import Job, TimedStream
 from loadgen.simulator.decode.simulated_router import seen_prompt_tokens
+from loadgen.traces.arrivals import Arrivals
 from router.core.errors import ConfigError
 from router.core.forecast.forecast import WorkProfile
 from router.core.step_time import StepTime

@@ -6,9 +6,10 @@ from itertools import count
 from statistics import mean
 from typing import Any
 
-from loadgen.simulator.serving.serving_config import ServingArrivals, ServingConfig
+from loadgen.simulator.serving.serving_config import ServingConfig
 from loadgen.simulator.serving.serving_results import ServingResult
 from loadgen.simulator.serving.serving_simulation import simulate_serving
+from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.trace import Trace, TraceRequest
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
@@ -73,7 +74,7 @@ def conversations(seed: int) -> Trace:
     return Trace("made", "Mooncake", tuple(rows))
 
 
-def served(policy: Policy, trace: Trace, arrivals: ServingArrivals, **facts: Any) -> ServingResult:
+def served(policy: Policy, trace: Trace, arrivals: Arrivals, **facts: Any) -> ServingResult:
     config = ServingConfig(
         policy="least_tokens" if isinstance(policy, Sticky) else "bfio",
         trace=trace,
@@ -94,7 +95,7 @@ def test_conversations_find_more_than_if_each_stayed() -> None:
     """Caches hold three of the five conversations that stay at an engine."""
     shares, ttfts = [], []
     for seed in range(4):
-        trace, at = conversations(seed), ServingArrivals("poisson", 4.0)
+        trace, at = conversations(seed), Arrivals("poisson", 4.0)
         bfio = POLICIES["bfio"].make(PolicySettings())
         ours = served(bfio, trace, at, think=1.0, seed=seed)
         sticky = served(Sticky(), trace, at, think=1.0, seed=seed, dispatch=Dispatch.INSTANT)
@@ -109,7 +110,7 @@ def test_small_requests_do_not_keep_a_large_one_out() -> None:
     rows = [TraceRequest(1000, 100, 0.4 * number) for number in range(400)]
     rows[50] = TraceRequest(LARGE, 10, 0.4 * 50)
     policy = Entries()
-    trace, at = Trace("made", "Mooncake", tuple(rows)), ServingArrivals("trace", 1.0)
+    trace, at = Trace("made", "Mooncake", tuple(rows)), Arrivals("trace", 1.0)
     served(policy, trace, at, slots=256)
     assert policy.waited_s is not None
     assert policy.after > 200
