@@ -353,9 +353,10 @@ class Dispatcher:
     # Replicas: what a new leader knows, and what an old one leaves.
 
     def told_since(self, since_s: float) -> bool:
+        """By full snapshots: of deltas, older ones may still be on their way, or unread."""
         for worker in self._workers():
             feed = worker.feed
-            told = feed.received_s > since_s if feed else worker.spec.snapshots is None
+            told = feed.full_s > since_s if feed else worker.spec.snapshots is None
             if worker.live and not told:
                 return False
         return True

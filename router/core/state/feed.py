@@ -55,6 +55,7 @@ class Feed:
     sequence: int = 0
     step: int = 0
     received_s: float = 0.0
+    full_s: float = 0.0  # when the last full snapshot was received
     step_s: float = 0.0  # how long the last step took
     slots: int = 0
     waiting: int = 0
@@ -117,6 +118,8 @@ class Feed:
 
     def apply(self, snapshot: Snapshot, received_s: float) -> list[str] | None:
         """Tokens of routers' ended requests; None: the snapshot is late, and has no effect."""
+        if snapshot.kind == "full":  # also one that later deltas have overtaken
+            self.full_s = received_s
         if snapshot.epoch != self.epoch or snapshot.sequence < self.sequence - _MOST_LATE:
             self._restart(snapshot.epoch)
         elif snapshot.sequence < self.sequence + (snapshot.kind != "full"):

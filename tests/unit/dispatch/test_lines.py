@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
 from router.core.errors import NoWorkerError, TargetError
-from router.core.events import Ended, Progressed, WorkerDown, WorkerUp
+from router.core.events import Ended, Progressed, SnapshotReceived, WorkerDown, WorkerUp
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.prefix.prefixes import Prefixes
 from router.core.state.cluster import Cluster
@@ -18,7 +19,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.group_queue import DISSOLVED_S
 from router.dispatch.interface import Waiter
 from router.dispatch.models import ModelTable
-from tests.support.core import request
+from tests.support.core import request, snapshot
 from tests.support.dispatching import dispatch_settings, sent_to, settle
 
 
@@ -284,3 +285,19 @@ async def test_what_a_round_leaves_to_another_group_waits_for_no_tick() -> None:
     await settle()
     assert sent([newcomer]) == ["b"]
     router.end(at["a"], newcomer)
+
+
+async def test_a_new_leader_knows_its_workers_by_full_snapshots_alone() -> None:
+    router = Shared(a="llama")
+    spec = WorkerSpec("b", "", "a", snapshots="tcp://127.0.0.1:1")
+    router.dispatcher.join(spec)
+    router.dispatcher.apply(WorkerUp("b"))
+
+    def told(kind: Literal["full", "delta"], sequence: int, at_s: float) -> bool:
+        router.dispatcher.apply(SnapshotReceived("b", snapshot(kind, sequence), at_s))
+        return router.dispatcher.told_since(10.0)
+
+    assert not router.dispatcher.told_since(10.0)
+    assert not told("full", 1, 9.0)
+    assert not told("delta", 2, 11.0), "it may have been made before, and read late"
+    assert told("full", 1, 12.0), "a delta has overtaken it"
