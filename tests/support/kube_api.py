@@ -106,10 +106,11 @@ class KubeApi:
         return JSONResponse({"metadata": {"resourceVersion": str(self._version)}, "items": items})
 
     async def _one(self, request: Request, collection: str, name: str) -> Response:
-        kept = self.objects[collection][name]
         if request.method == "GET":
-            return JSONResponse(kept)
+            return JSONResponse(self.objects[collection][name])
         body = await request.json()
+        # Not before: another one may have written while the body came.
+        kept = self.objects[collection][name]
         if body["metadata"].get("resourceVersion") != kept["metadata"]["resourceVersion"]:
             return _status(409, "the object has been modified")
         return JSONResponse(await self.put(collection, name, body))
