@@ -142,8 +142,8 @@ class GroupQueue:
         self.decider.follow()
 
     def bound_prompts_by(self, rule: int | Targets | None) -> None:
-        bound = PromptBudget(rule) if isinstance(rule, Targets) else rule
-        self.prompts = GroupBudget(self.group, bound)
+        budget = PromptBudget(rule) if isinstance(rule, Targets) else rule
+        self.prompts = GroupBudget(self.group, budget)
         self.decider.follow()
 
     # Requests.
@@ -208,11 +208,11 @@ class GroupQueue:
             return
         slots, tokens = self.pool.ahead_of(newcomer)
         taking = [queue for queue in self.joined if queue.group.serving]
-        every, parts = [], max(1, len(taking))  # groups take about as many each
-        for queue in taking:
-            told = newcomer, queue.group, queue.decider.dispatch
-            every.append(expected_s(*told, slots // parts, tokens[::parts]))
-        if not (known := [each for each in every if each is not None]) or len(known) < parts:
+        parts = max(1, len(taking))  # groups take about as many each
+        ahead = slots // parts, tokens[::parts]
+        every = [expected_s(newcomer, q.group, q.decider.dispatch, *ahead) for q in taking]
+        known = [each for each in every if each is not None]
+        if len(known) < parts:
             return
         expected = min(known).seconds + self._shared.clock() - newcomer.arrival_s
         if expected > SURELY_LATE * wanted_s:

@@ -242,7 +242,8 @@ class RoundDecider(Generic[W]):
         capacity = sum([view.capacity for view in views])
         if not capacity:
             return None
-        crowded, allotted = self.sharing.crowded(self.pool), self.sharing.take(self, self.pool)
+        crowded = self.sharing.crowded(self.pool)
+        allotted = self.sharing.take(self, self.pool, crowded=crowded)
         if allotted is not None and not allotted:
             return None
         gap_tokens = assignment.gap_tokens(views)

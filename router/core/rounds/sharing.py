@@ -89,7 +89,7 @@ class Sharing:
     def choosers(self, pool: Pool) -> Set[str]:
         """Names of the groups whose rounds may assign something."""
         able = {each.name for each in self.groups if each.capacity}
-        if self._from_all(pool):
+        if self._from_all(pool, crowded=self.crowded(pool)):
             return able - {each.name for each in self.groups if self.looked_through(each, pool)}
         self._follow(pool)
         reached = set[str]().union(*(self._shares[name] for name in able))
@@ -105,11 +105,11 @@ class Sharing:
         many = len(pool) > MOST_ALLOTTED and group.name in self._had_many
         return many and known is not None and known == group.version
 
-    def take(self, group: Sharer, pool: Pool) -> Set[str] | None:
+    def take(self, group: Sharer, pool: Pool, *, crowded: bool) -> Set[str] | None:
         """Ids of the waiting requests that its round chooses from; None: it does so from all."""
         name = group.name
         self._had_many.discard(name)
-        if self._from_all(pool):
+        if self._from_all(pool, crowded=crowded):
             self._shares = {}
             self._came.clear()
             self.settle(group)
@@ -127,8 +127,8 @@ class Sharing:
         """What it was sent of its share is no reason for another one."""
         self._used[group.name] = group.version
 
-    def _from_all(self, pool: Pool) -> bool:
-        return len(self.groups) == 1 or len(pool) > MOST_ALLOTTED or self.crowded(pool)
+    def _from_all(self, pool: Pool, *, crowded: bool) -> bool:
+        return crowded or len(self.groups) == 1 or len(pool) > MOST_ALLOTTED
 
     def _follow(self, pool: Pool) -> None:
         came, known = self._came, self._newest + len(self._came)

@@ -51,7 +51,7 @@ class Scene:
         self.sharing.settle(group)
 
     def take(self, group: Group) -> set[str] | None:
-        share = self.sharing.take(group, self.pool)
+        share = self.sharing.take(group, self.pool, crowded=self.sharing.crowded(self.pool))
         return None if share is None else set(share)
 
     @property
