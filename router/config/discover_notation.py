@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from router.config.worker_notation import parse_worker, unknown
 from router.core.errors import ConfigError
 from router.core.types import WorkerSpec
+from router.core.worker_specs import authority
 
 _NAMES = r"([\w.-]+)/([\w.-]+)"
 # What the text after each kind looks like.
@@ -43,10 +44,9 @@ class Discover:
         """At one address; ConfigError: they cannot be. With one port alone they have no rank."""
         ports = self.ports or ports
         places = [(port, i) for port in ports for i in range(self.shared_ranks)]
-        host = f"[{host}]" if ":" in host else host
         found = []
         for place, (port, _) in enumerate(places):
-            table: dict[str, object] = {"url": f"http://{host}:{port}", **fields}
+            table: dict[str, object] = {"url": f"http://{authority(host, port)}", **fields}
             if len(places) > 1 or first_rank is not None:
                 table["rank"] = (first_rank or 0) * len(places) + place
             for key, value in self.options.items():

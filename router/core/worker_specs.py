@@ -60,6 +60,11 @@ def default_worker_id(url: str, rank: int | None) -> str:
     return address if rank is None else f"{address}#{rank}"
 
 
+def authority(host: str, port: int) -> str:
+    """HOST:PORT as in a URL, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def check_url(url: str) -> str:
     """Check an engine's URL, and return its host and port.
 
@@ -78,5 +83,4 @@ def check_url(url: str) -> str:
         raise ConfigError(f"url {url!r} should be ASCII without spaces: write a name as xn--…")
     if parts.query or parts.fragment or parts.username is not None:
         raise ConfigError(f"url {url!r} should have no user, query or fragment")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{host}:{port}"
+    return authority(parts.hostname, port)

@@ -9,6 +9,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from router.core.errors import ConfigError
+from router.core.worker_specs import authority
 from router.http.client_protocol import HotPath, LimitedProtocol
 from router.http.port import HttpLimits
 from router.http.refusal import HttpCounts
@@ -38,7 +39,7 @@ def url(listener: socket.socket, tls: ssl.SSLContext | None = None) -> str:
     """URL of a listener."""
     scheme = "http" if tls is None else "https"
     host, port = listener.getsockname()[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return f"{scheme}://{authority(host, port)}"
 
 
 def server_config(

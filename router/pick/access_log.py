@@ -6,6 +6,7 @@ from typing import Any
 from envoy.data.accesslog.v3.accesslog_pb2 import AccessLogType
 from envoy.service.accesslog.v3 import als_pb2
 
+from router.core.worker_specs import authority
 from router.pick.pick import Told
 from router.pick.picks import Picks
 
@@ -59,10 +60,9 @@ def told(entry: Any) -> Told:
     if common.HasField("time_to_first_upstream_rx_byte"):
         first_s = max(0.0, took_s - _seconds(common.time_to_first_upstream_rx_byte))
     at = common.upstream_remote_address.socket_address
-    address = f"[{at.address}]" if ":" in at.address else at.address
     return Told(
         entry.response.response_code.value,
-        f"{address}:{at.port_value}" if at.address else "",
+        authority(at.address, at.port_value) if at.address else "",
         first_s,
         client_left=any(getattr(flags, name) for name in _LEFT),
         broken=next((why for name, why in _BROKEN.items() if getattr(flags, name)), ""),

@@ -24,6 +24,7 @@ from router.core.errors import (
 from router.core.events import Progressed, PromptCounted
 from router.core.targets import Verdict
 from router.core.types import Outcome, Request, WorkerSpec
+from router.core.worker_specs import authority
 from router.proxy.answers import Answer, Header, headers_up
 from router.proxy.attempts import Bound, judge_answer, judge_failure
 from router.proxy.client_request import ClientRequest
@@ -97,7 +98,7 @@ def address_of(url: str) -> str:
         raise ConfigError(
             f"worker {url}: gateways are told an IP address and a port, as in http://10.0.0.7:8000"
         ) from None
-    return f"[{ip}]:{port or 80}" if ip.version == 6 else f"{ip}:{port or 80}"
+    return authority(str(ip), port or 80)
 
 
 class Addressed:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from router.core.clock import Clock
 from router.core.errors import EvenstepError, NotLeadingError
 from router.core.tenure import Tenure
+from router.core.worker_specs import authority
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def reachable(url: str) -> str:
     with contextlib.suppress(OSError):
         address = str(socket.getaddrinfo(host, None)[0][4][0])
         host = host if ip_address(address).is_loopback else address
-    return f"{given.scheme}://{f'[{host}]' if ':' in host else host}:{given.port}"
+    return f"{given.scheme}://{authority(host, given.port or 0)}"
 
 
 class Lock(Protocol):

@@ -34,6 +34,7 @@ from router.core.request_limits import RequestLimits
 from router.core.state.breaker import BreakerSettings
 from router.core.state.cluster import Cluster
 from router.core.types import WorkerSpec
+from router.core.worker_specs import authority
 from router.discovery.sources import Found, source_of
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.group_queue import DispatchSettings
@@ -317,12 +318,11 @@ class Router:
 
     def _gateways(self) -> tuple[_Runs, ...]:
         settings = self.reload.settings
-        if self.picks is None:
+        if self.picks is None or settings.grpc_port is None:
             return ()
         from router.pick.grpc_port import GrpcPort
 
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        address = f"{host}:{settings.grpc_port}"
+        address = authority(settings.host, settings.grpc_port)
         bounds = settings.queue_timeout_s, settings.max_body_bytes
         port = GrpcPort(self.picks, address, settings.certificate, self.tasks, *bounds)
         return self.picks, port
