@@ -32,7 +32,7 @@ class EvenstepMixin:
     """Reports a scheduler's actions; controls admission and prompt tokens if configured."""
 
     vllm_config: Any
-    _ahead = 0
+    _asynchronous = False
     _gate: AdmissionGate | None = None
     _prompts: PromptBound | None = None
 
@@ -43,9 +43,9 @@ class EvenstepMixin:
         if engine.lockstep:
             watch_dummy_batches(self._idled)
         if settings.admission is not None:
-            self._gate = AdmissionGate(
-                engine, Entrance(self), settings.admission, ahead=self._ahead
-            )
+            # A request that waits for its token is scheduled ahead by the asynchronous one alone.
+            ahead = engine.memory.steps_ahead if self._asynchronous else 0
+            self._gate = AdmissionGate(engine, Entrance(self), settings.admission, ahead=ahead)
         if settings.prompt_budget:
             self._prompts = PromptBound(PromptTokens(self), lockstep=engine.lockstep)
             if engine.lockstep:
@@ -111,4 +111,4 @@ class EvenstepScheduler(EvenstepMixin, Scheduler):  # type: ignore[misc]
 class EvenstepAsyncScheduler(EvenstepMixin, AsyncScheduler):  # type: ignore[misc]
     """vLLM's asynchronous scheduler with a state stream."""
 
-    _ahead = 1
+    _asynchronous = True

@@ -172,6 +172,8 @@ class Ledger:
         self._key = key
         self._lengths = lengths
         self._follower = follower
+        # Requests that wait and cannot run yet; policies do not see them.
+        self.postponed: dict[str, Ticket] = {}
         self._waiting: dict[str, Ticket] = {}
         self._order: list[Ticket] = []
         self._serials = 0
@@ -212,6 +214,14 @@ class Ledger:
         ticket.entry = self.entered_total
         self._follow(ticket)
 
+    def postpone(self, id_: str) -> None:
+        """The waiting request cannot run yet."""
+        self.postponed[id_] = self._stop_waiting(id_)
+
+    def resume(self, id_: str) -> None:
+        """The postponed request can run: it waits at its place again."""
+        self._wait(self.postponed.pop(id_))
+
     def preempted(self, id_: str, *, keeps_tokens: bool = True) -> None:
         """The request lost its memory; it waits again."""
         ticket = self._stop_running(id_)
@@ -223,7 +233,9 @@ class Ledger:
 
     def left(self, id_: str, *, by_itself: bool = True) -> Ticket:
         """Remove a request that ended (``by_itself``) or was withdrawn."""
-        if id_ not in self.running:
+        if id_ in self.postponed:
+            ticket = self.postponed.pop(id_)
+        elif id_ not in self.running:
             ticket = self._stop_waiting(id_)
         else:
             ticket = self._stop_running(id_)

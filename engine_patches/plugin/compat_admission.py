@@ -9,6 +9,7 @@ BESIDE = ("kv_holding_waiting", "skipped_waiting")
 ENTRANCE = (
     "policy.value",
     "connector",
+    "lora_config",
     "max_num_scheduled_tokens",
     "num_spec_tokens",
     "scheduler_config.long_prefill_token_threshold",
@@ -22,7 +23,7 @@ ENTRANCE = (
 ENTRANCE_CLASSES = {
     "vllm.v1.request.Request": (
         *("arrival_time", "max_tokens", "num_preemptions", "priority", "sampling_params", "status"),
-        "num_output_placeholders",
+        *("lora_request", "num_output_placeholders", "structured_output_request"),
     ),
 }
 PREDICTED_KEY = "evenstep_predicted_tokens"
@@ -44,9 +45,21 @@ def size_tokens(request: Any) -> int:
     return int(known + request.num_output_placeholders)
 
 
-def is_passed_over(request: Any) -> bool:
-    """Whether it lost its slot while one of its tokens was in progress; 0.26 does not wait."""
-    return getattr(request, "num_stale_output_tokens", 0) > 0 and not request.drop_stale_output
+def is_ready(scheduler: Any, request: Any) -> bool:
+    """Whether vLLM would not pass over a waiting request, as far as its own attributes tell.
+
+    It does while a grammar is being compiled, a token from before a preemption is still to come
+    (0.26 does not wait for it), or all places for LoRA adapters are taken by other ones.
+    """
+    if getattr(request, "num_stale_output_tokens", 0) and not request.drop_stale_output:
+        return False
+    if request.status.name == "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR":
+        return request.structured_output_request.grammar is not None
+    lora, config = request.lora_request, scheduler.lora_config
+    if lora is None or not config:
+        return True
+    taken = {one.lora_request.lora_int_id for one in scheduler.running if one.lora_request}
+    return lora.lora_int_id in taken or len(taken) < config.max_loras
 
 
 def predicted_tokens(request: Any) -> int | None:

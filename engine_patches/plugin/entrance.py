@@ -1,11 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from engine_patches.plugin.compat import SLOTS, check_names, first_name
-from engine_patches.plugin.compat_admission import BESIDE, ENTRANCE, ENTRANCE_CLASSES, holds_memory
+from engine_patches.plugin.compat import check_names, first_name
+from engine_patches.plugin.compat_admission import (
+    BESIDE,
+    ENTRANCE,
+    ENTRANCE_CLASSES,
+    holds_memory,
+    is_ready,
+)
 
 _FCFS = "fcfs"
 
@@ -19,10 +25,10 @@ class Entrance:
     def __init__(self, scheduler: Any) -> None:
         check_names(scheduler, ENTRANCE, ENTRANCE_CLASSES)
         self._scheduler = scheduler
-        self._attribute = first_name(scheduler, SLOTS)
-        self._slots = getattr(scheduler, self._attribute)
         self._beside = first_name(scheduler, BESIDE)
+        # Its queue while the chosen ones are alone in vLLM's, and requests from beside it.
         self._aside: Any = None
+        self._aside_beside: list[Any] = []
         # Maximum of tokens that a step computes.
         self.step_tokens = int(scheduler.max_num_scheduled_tokens)
         # Maximum of one request's prompt tokens in a step; 0: unlimited.
@@ -47,39 +53,48 @@ class Entrance:
         """Number of sessions that wait for more input; vLLM counts them as running."""
         return int(self._scheduler.num_waiting_for_streaming_input)
 
-    def admit(self, ids: Sequence[str], inside: int) -> None:
-        """Let these requests enter in the next step, as far as vLLM finds tokens and memory.
+    def is_ready(self, request: Any) -> bool:
+        """As ``compat_admission.is_ready``."""
+        return is_ready(self._scheduler, request)
 
-        ``inside``: number of requests that must not be held back: running ones, and those that wait
-        outside the queue and hold memory, or held it until their KV transfer failed.
+    def admit(self, ids: Sequence[str], inside: Container[str]) -> None:
+        """Let only these requests enter in the next step, as far as vLLM finds tokens and memory.
+
+        All others are set aside: vLLM passes over those that cannot run yet, and takes the next.
+        ``inside`` must not be held back: ids of requests that run, or wait outside the queue and
+        hold memory, or held it until their KV transfer failed.
         """
-        if self.in_order:
-            self._bring_forward(ids)
         scheduler = self._scheduler
-        running = max(len(scheduler.running) + self.paused, inside)
-        setattr(scheduler, self._attribute, min(self._slots, running + len(ids)))
-        if scheduler.connector is not None:
-            # A KV transfer takes memory without a slot: only these requests stay in the queue.
-            queue = self._aside = scheduler.waiting
-            scheduler.waiting = type(queue)()
-            for _ in range(min(len(ids), len(queue))):
-                scheduler.waiting.add_request(queue.pop_request())
+        beside = getattr(scheduler, self._beside)
+        chosen = set(ids)
+        self._aside_beside = [
+            one for one in beside if one.request_id not in chosen and one.request_id not in inside
+        ]
+        if self._aside_beside:
+            beside.remove_requests(self._aside_beside)
+        queue = self._aside = scheduler.waiting
+        scheduler.waiting = type(queue)()
+        for request in _taken(queue, ids):
+            scheduler.waiting.add_request(request)
 
     def admit_all(self) -> None:
+        """Bring back who was set aside, behind requests that were chosen, or preempted since."""
         scheduler = self._scheduler
-        setattr(scheduler, self._attribute, self._slots)
         if self._aside is not None:
             for request in reversed(list(scheduler.waiting)):
                 self._aside.prepend_request(request)
             scheduler.waiting, self._aside = self._aside, None
+        beside = getattr(scheduler, self._beside)
+        for request in self._aside_beside:
+            beside.add_request(request)
+        self._aside_beside = []
 
-    def _bring_forward(self, ids: Sequence[str]) -> None:
-        queue = self._scheduler.waiting
-        if [request.request_id for request in islice(queue, len(ids))] == list(ids):
-            return
-        place = {id_: number for number, id_ in enumerate(ids)}
-        chosen = [request for request in queue if request.request_id in place]
-        queue.remove_requests(chosen)
-        chosen.sort(key=lambda request: place[request.request_id])
-        for request in reversed(chosen):
-            queue.prepend_request(request)
+
+def _taken(queue: Any, ids: Sequence[str]) -> Iterable[Any]:
+    """Remove these requests from a queue, as far as they are in it; in this order."""
+    if [request.request_id for request in islice(queue, len(ids))] == list(ids):
+        return [queue.pop_request() for _ in ids]
+    place = {id_: number for number, id_ in enumerate(ids)}
+    found = [request for request in queue if request.request_id in place]
+    queue.remove_requests(found)
+    return sorted(found, key=lambda request: place[request.request_id])

@@ -1,15 +1,14 @@
 """Admission inside a vLLM scheduler: a policy chooses the requests, vLLM admits them.
 
-Before each step vLLM's queue is reordered by the policy's choice, and its bound on running requests
-is set so that no other enters. Running requests are never held up. A fault ends admission, never
-the engine: from then on vLLM decides alone.
+Before each step all requests but the chosen ones are set aside from vLLM's queue. Running requests
+are never held up. One that was chosen and cannot run yet takes no part in the choice until it can.
+A fault ends admission, never the engine: from then on vLLM decides alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from engine_patches.plugin import compat
 from engine_patches.plugin.compat import EngineView
 from engine_patches.plugin.compat_admission import (
     aborted,
-    is_passed_over,
     predicted_tokens,
     size_tokens,
 )
@@ -67,6 +65,8 @@ class AdmissionGate:
         # Requests that have computed their prompts lately, with the last step that may show it.
         self._begun: dict[str, int] = {}
         self._prompt_budget = 0
+        # Ids that the policy let in, in the step that is scheduled.
+        self._chosen: Sequence[str] = ()
         if not (entrance.in_order or ADMISSIONS[settings.policy].in_order):
             raise PlugInError(
                 f"evenstep.admission: {settings.policy} orders the queue, and so does this "
@@ -94,7 +94,7 @@ class AdmissionGate:
     @_ends_admission
     def open(self, prompt_budget: int = 0) -> None:
         """``prompt_budget``: most prompt tokens of the step; 0: no such bound."""
-        self._prompt_budget = prompt_budget
+        self._prompt_budget, self._chosen = prompt_budget, ()
         for id_ in self._engine.ended:
             request = self._requests.pop(id_, None)
             if request is not None:
@@ -102,30 +102,29 @@ class AdmissionGate:
                 self._ledger.left(id_, by_itself=not aborted(request))
         if self._entrance.uneven:
             self._measure()
-        if not self._ledger.waiting:
-            self._entrance.admit_all()
+        for id_ in [*self._ledger.postponed]:
+            if self._entrance.is_ready(self._requests[id_]):
+                self._ledger.resume(id_)
+        if not self._ledger.waiting and not self._ledger.postponed:
             return
         now_s = self._clock()
         verdict = self.policy.admit(self._ledger, self._memory(), now_s)
         if verdict.admit is None:
-            self._entrance.admit_all()
             return
-        # If vLLM passed one over, the next would enter without a decision of the policy.
-        admit = list(
-            takewhile(lambda one: not is_passed_over(self._requests[one.id]), verdict.admit)
-        )
+        admit = verdict.admit
         idle = not admit and len(self._ledger.running) <= self._entrance.paused
         if idle and verdict.wake_s is None:
             # vLLM knows better what fits into an idle engine: it drops its watermark.
             admit = [*self._ledger.waiting[:1]]
-        self._entrance.admit([ticket.id for ticket in admit], len(self._ledger.running))
+        self._chosen = [ticket.id for ticket in admit]
+        self._entrance.admit(self._chosen, self._ledger.running)
         # In lockstep the other ranks compute and would wait for the sleeper; no polling occurs
         # then.
         if idle and verdict.wake_s is not None and not self._engine.lockstep:
             self._sleep(max(0.0, min(_PAUSE_S, verdict.wake_s - now_s)))
 
     def close(self) -> None:
-        """Restore vLLM's own bound after the step is scheduled, or could not be."""
+        """Restore vLLM's own queue after the step is scheduled, or could not be."""
         self._entrance.admit_all()
 
     @_ends_admission
@@ -140,6 +139,9 @@ class AdmissionGate:
         for request in self._entrance.holders:
             if request.request_id not in ledger.running:
                 self._enter(request)
+        for id_ in self._chosen:
+            if id_ not in ledger.running and not self._entrance.is_ready(self._requests[id_]):
+                ledger.postpone(id_)
         if output.total_num_scheduled_tokens:
             ledger.stepped(self._still(output.num_scheduled_tokens))
 

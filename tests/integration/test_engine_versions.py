@@ -3,6 +3,7 @@
 0.26 and 0.33 are there as Python files alone, imported in the CPU engine's environment.
 """
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from engine_patches.plugin.compat import TESTED_VERSIONS
 from tests.support.admission_schedulers import REQUESTS
+from tests.support.decided_schedulers import REASONS
 from tests.support.engine import Installation
 from tests.support.engine_python import hidden_lengths, real_schedulers
 from tests.support.engine_sources import sources
@@ -37,9 +39,9 @@ def test_everything_that_is_read_is_there(engine_installation: Installation, ver
 def test_snapshots_are_exact(engine_installation: Installation, version: str, kv: str) -> None:
     """With ``remote``, KV also comes from other engines, at once or later, and is held for them."""
     report = task(engine_installation, version, kv, 300)
-    for flavour in ("EvenstepScheduler", "EvenstepAsyncScheduler"):
-        assert report[flavour]["steps"] > 250
-        assert min(report[flavour].values()) > 0
+    for seen in report.values():
+        assert seen["steps"] > 250
+        assert min(seen.values()) > 0
 
 
 @pytest.mark.parametrize("version", ["0.32", "0.33"])  # 0.26 counts a lookup that found no memory
@@ -66,6 +68,23 @@ def test_admission_keeps_its_books_and_the_memory(
         for seen in by_policy.values():
             assert seen["ended"] + seen["aborted"] == REQUESTS
             assert min(seen["steps"], seen["most_waiting"], seen["aborted"]) > 0
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_only_those_enter_whom_admission_chose(
+    engine_installation: Installation, version: str
+) -> None:
+    """10,000 schedules, in which vLLM passes over requests for each of its reasons."""
+    report = task(engine_installation, version, "decided", 670)
+    total: Counter[str] = Counter()
+    for cases in report.values():
+        for seen in cases.values():
+            total.update(seen)
+    assert total["schedules"] > 10_000
+    # 0.26 waits neither for an encoder's output nor for late tokens.
+    common = ("entered", "full", "grammar", "lora", "connector")
+    reasons = common if version == "0.26" else (*common, *REASONS)
+    assert min(total[name] for name in reasons) > 5
 
 
 @pytest.mark.parametrize("version", RELEASES)

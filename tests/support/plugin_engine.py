@@ -37,6 +37,7 @@ class Status(Enum):
     RUNNING = 0
     WAITING_FOR_REMOTE_KVS = 3
     WAITING_FOR_STREAMING_REQ = 4
+    WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = 5
     FINISHED_STOPPED = 1
     FINISHED_ABORTED = 2
 
@@ -60,6 +61,7 @@ class Queue(list[Any]):
 @dataclass
 class LoRARequest:
     lora_name: str
+    lora_int_id: int = 1
 
 
 @dataclass
@@ -162,6 +164,7 @@ class Request:
         self.in_flight = 0
         self.stale = 0
         self.drop_stale_output = False
+        self.structured_output_request: Any = None
         self.block_hashes: list[Any] = []
         self.num_in_flight_tokens = 0
         self.skip_reading_prefix_cache = False
@@ -365,6 +368,7 @@ class FakeScheduler:
         self.kv_holding_waiting = Queue()
         self.num_waiting_for_streaming_input = 0
         self.connector: object | None = None
+        self.lora_config: Any = None
         self.num_spec_tokens = drafts
         self.policy = SimpleNamespace(value="fcfs")
         self.requests: dict[str, Request] = {}
@@ -404,6 +408,7 @@ class FakeScheduler:
             ),
         )
         self._preempted: set[str] = set()
+        self.unready: Collection[str] = ()  # ids that it passes over, as it does with stale ones
 
     @property
     def blocks_used(self) -> int:
@@ -489,7 +494,7 @@ class FakeScheduler:
 
     def _admit(self, output: SchedulerOutput, preempt: Collection[str]) -> None:
         for one in list(self.waiting):
-            if one.stale or one.request_id in preempt:
+            if one.stale or one.request_id in {*preempt, *self.unready}:
                 continue
             if len(self.running) == self.max_num_running_reqs:
                 break

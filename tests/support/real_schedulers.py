@@ -13,6 +13,7 @@ import tempfile
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,13 @@ class Schedulers:
         model: KvModel | None = None,
         block_tokens: int = BLOCK_TOKENS,
         longest: int = 4096,
+        scheduling_policy: str = "fcfs",
+        ahead: int = 1,
         **settings: Any,
     ) -> Any:
         """``Scheduler`` and ``AsyncScheduler`` are vLLM's, with ``Evenstep`` before it ours.
 
+        ``ahead``: steps that an asynchronous one schedules before the results of one are in.
         ``remote`` has prompts' KV fetched from elsewhere, by ``remote_kv.RemoteKv``; ``drafts`` is
         the number of tokens proposed in a step; ``model`` has other KV groups; ``settings`` are the
         plug-in's.
@@ -89,6 +93,7 @@ class Schedulers:
             max_num_seqs=slots,
             max_num_batched_tokens=step_tokens,
             max_model_len=longest,
+            scheduling_policy=scheduling_policy,
             enable_prefix_caching=caching,
             kv_transfer_config=connector if remote else None,
             speculative_config={**NGRAM, "num_speculative_tokens": drafts} if drafts else None,
@@ -102,10 +107,14 @@ class Schedulers:
             block_size=block_tokens, num_kv_heads=1, head_size=32, dtype=torch.bfloat16
         )
         groups = [KVCacheGroupSpec(["layer"], spec)]
+        # On a CPU vLLM does not, but its blocks depend on it.
+        config.scheduler_config.async_scheduling = "Async" in flavour
+        if ahead > 1:
+            # As with pipeline stages, which a CPU's configuration does not take.
+            batches = {"max_concurrent_batches": 1 + ahead}
+            config.__class__ = type("Pipelined", (type(config),), batches)
         if model is not None:
             model.adjust(config)
-            # On a CPU vLLM does not, but its blocks depend on it.
-            config.scheduler_config.async_scheduling = "Async" in flavour
             groups = model.groups(config)
         cache = KVCacheConfig(blocks, [], groups)
         size, hashed_tokens = resolve_kv_cache_block_sizes(cache, config)
@@ -138,7 +147,7 @@ class Driver:
 
     Args:
         scheduler: any of vLLM's, or ours.
-        ahead: 0, or 1 as vLLM does with an asynchronous scheduler.
+        ahead: 0; 1 as vLLM does with an asynchronous scheduler; more with pipeline stages too.
         hasher: what prefix caching needs of a request.
         kept: draws how many drafts of a request are accepted in a step.
     """
@@ -166,11 +175,30 @@ class Driver:
         predicted: int | None = None,
         *,
         session: bool = False,
+        priority: int = 0,
+        lora: int = 0,
+        grammar: Future[Any] | None = None,
+        image: int = 0,
     ) -> str:
-        """A request; as a ``session`` it gets other inputs later."""
+        """A request; as a ``session`` it gets other inputs later.
+
+        ``lora``: number of its adapter; ``grammar``: that it waits for; ``image``: tokens of its
+        prompt that an encoder computes.
+        """
+        from vllm.lora.request import LoRARequest
+        from vllm.sampling_params import StructuredOutputsParams
+
         self._requests += 1
         id_ = f"cmpl-es-{self._requests:020x}-0-1a2b3c4d"
-        self._add(id_, prompt, max_tokens, predicted, session)
+        more: dict[str, Any] = {"priority": priority}
+        if lora:
+            more["lora_request"] = LoRARequest(f"adapter-{lora}", lora, "/adapters")
+        if image:
+            more["mm_features"] = [_image(f"image-{self._requests}", image)]
+        structured = None if grammar is None else StructuredOutputsParams(regex="7*")
+        self._add(id_, prompt, max_tokens, predicted, session, structured, **more)
+        if grammar is not None:
+            self.submitted[-1].structured_output_request.grammar = grammar
         return id_
 
     def extend(self, id_: str, prompt: list[int], max_tokens: int, *, session: bool) -> None:
@@ -178,15 +206,26 @@ class Driver:
         self._add(id_, prompt, max_tokens, None, session)
 
     def _add(
-        self, id_: str, prompt: list[int], max_tokens: int, predicted: int | None, session: bool
+        self,
+        id_: str,
+        prompt: list[int],
+        max_tokens: int,
+        predicted: int | None,
+        session: bool,
+        structured: Any = None,
+        **more: Any,
     ) -> None:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
-        parameters = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        parameters = SamplingParams(
+            max_tokens=max_tokens, ignore_eos=True, structured_outputs=structured
+        )
         if predicted is not None:
             parameters.extra_args = {PREDICTED_KEY: predicted}
-        one = Request(id_, prompt, parameters, None, block_hasher=self._hasher, resumable=session)
+        one = Request(
+            id_, prompt, parameters, None, block_hasher=self._hasher, resumable=session, **more
+        )
         self.submitted.append(one)
         self.scheduler.add_request(one)
 
@@ -228,6 +267,14 @@ class Driver:
         if (proposed := self.scheduler.num_spec_tokens) and not self._ahead:
             self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [[7] * proposed] * len(ids)))
         return done
+
+
+def _image(name: str, tokens: int) -> Any:
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+
+    return MultiModalFeatureSpec(
+        data=None, modality="image", identifier=name, mm_position=PlaceholderRange(0, tokens)
+    )
 
 
 # --- check ----------------------------------------------------------------------------------------
@@ -299,7 +346,7 @@ def check(
     init_none_hash(sha256)
     rng = random.Random(seed)
     sizes: dict[str, Any] = {"slots": 8, "blocks": 21, "step_tokens": 64}
-    scheduler = make.make(flavour, **sizes, caching=True, remote=remote, drafts=drafts)
+    scheduler = make.make(flavour, **sizes, caching=True, remote=remote, drafts=drafts, ahead=ahead)
     hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
     driver = Driver(scheduler, ahead, hasher, lambda: rng.randint(0, drafts))
     reader = Reader(scheduler.evenstep.endpoint)
@@ -432,10 +479,13 @@ def names(make: Schedulers) -> dict[str, Any]:
 
 
 FLAVOURS = (("EvenstepScheduler", 0), ("EvenstepAsyncScheduler", 1))
+# With three pipeline stages four batches are in flight.
+PIPELINED = "EvenstepAsyncScheduler", 3
 
 
 def _check(make: Schedulers, steps: int) -> dict[str, Any]:
-    return {name: check(make, name, ahead, 1, steps) for name, ahead in FLAVOURS}
+    plain = {name: check(make, name, ahead, 1, steps) for name, ahead in FLAVOURS}
+    return {**plain, "pipelined": check(make, *PIPELINED, 1, steps)}
 
 
 def _remote(make: Schedulers, steps: int) -> dict[str, Any]:
@@ -450,6 +500,13 @@ def _admission(make: Schedulers, steps: int) -> dict[str, Any]:
     from tests.support.admission_schedulers import admission
 
     return {name: admission(make, name, ahead) for name, ahead in FLAVOURS}
+
+
+def _decided(make: Schedulers, steps: int) -> dict[str, Any]:
+    from tests.support.decided_schedulers import decided
+
+    plain = {name: decided(make, name, ahead, steps) for name, ahead in FLAVOURS}
+    return {**plain, "pipelined": decided(make, *PIPELINED, steps)}
 
 
 def _bounded(make: Schedulers, steps: int) -> dict[str, Any]:
@@ -516,6 +573,7 @@ TASKS = {
     "bench_large": _bench_large,
     "capacity": _capacity,
     "check": _check,
+    "decided": _decided,
     "drafts": _drafts,
     "model": _model,
     "names": _names,

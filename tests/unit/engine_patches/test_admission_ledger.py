@@ -23,6 +23,21 @@ def test_a_prompt_budget_is_one_more_bound() -> None:
     assert bounds(limited.under(9, 5, 4)) == (14, 5, 9)
 
 
+def test_who_cannot_run_yet_is_not_seen_and_keeps_its_place() -> None:
+    ledger = Ledger()
+    for id_ in "abc":
+        ledger.arrived(ticket(id_))
+    ledger.postpone("a")
+    ledger.postpone("b")
+    assert [one.id for one in ledger.waiting] == ["c"]
+    assert ledger.waiting_kinds == {0: 1}
+    ledger.resume("a")
+    assert [one.id for one in ledger.waiting] == ["a", "c"]
+    assert ledger.left("b", by_itself=False).id == "b"
+    assert not ledger.postponed
+    assert ledger.ended == {}
+
+
 def test_a_request_that_runs_grows_by_a_token_a_step() -> None:
     ledger = Ledger()
     ledger.arrived(ticket())

@@ -15,6 +15,7 @@ from tests.support.plugin_engine import (
     Coordinator,
     FakeScheduler,
     FullAttentionManager,
+    LoRARequest,
     Request,
     SlidingWindowManager,
     Status,
@@ -114,7 +115,7 @@ def test_a_prompt_that_takes_several_steps_ends_later(
     gated.add("a", 44, 13)
     gated.add("b", 28, 14)
     gated.gate.open(budget)
-    assert gated.scheduler.max_num_running_reqs == entering
+    assert len(gated.scheduler.waiting) == entering
 
 
 def test_who_lost_memory_comes_back_and_who_left_is_forgotten() -> None:
@@ -175,9 +176,9 @@ def test_sessions_and_transfers_that_wait_beside_the_queue_may_run() -> None:
     scheduler.num_waiting_for_streaming_input = 2
     gated.add("d", 10)
     gated.gate.open()
-    assert scheduler.max_num_running_reqs == 2 + 1 + 1
+    assert [one.request_id for one in scheduler.waiting] == ["d"]
+    assert [one.request_id for one in beside] == ["a", "b", "c"]
     gated.gate.close()
-    assert scheduler.max_num_running_reqs == 8
 
 
 def test_a_transfer_holds_memory_once_and_enters_without_asking() -> None:
@@ -193,13 +194,15 @@ def test_a_transfer_holds_memory_once_and_enters_without_asking() -> None:
     assert gated.gate.admissible_blocks == 1
     gated.add("c", 8)
     gated.gate.open()
-    assert scheduler.max_num_running_reqs == 2, "the one that holds memory"
+    assert [*scheduler.kv_holding_waiting] == [fetched], "the one that holds memory"
+    assert not scheduler.waiting
     gated.gate.close()
     scheduler.kv_holding_waiting.remove(fetched)
     scheduler.waiting.insert(0, fetched)
     fetched.status, fetched.cached_tokens = Status.RUNNING, 59
-    scheduler.max_num_running_reqs = 2
+    rest, scheduler.waiting[1:] = scheduler.waiting[1:], []
     gated.gate.scheduled(scheduler.schedule())
+    scheduler.waiting.extend(rest)
     assert [one.request_id for one in scheduler.running] == ["a", "b"]
     ledger = gated.gate._ledger
     assert [ledger.size_tokens(one) for one in ledger.running.values()] == [23, 61]
@@ -216,7 +219,8 @@ def test_whose_kv_failed_to_come_is_not_kept_out() -> None:
     failed.status, failed.num_computed_tokens = Status.RUNNING, 0
     gated.add("b", 96)
     gated.gate.open()
-    assert scheduler.max_num_running_reqs == 1
+    assert [*scheduler.kv_holding_waiting] == [failed]
+    assert not scheduler.waiting
     gated.gate.close()
 
 
@@ -287,17 +291,52 @@ def test_sizes_are_measured_where_steps_give_several_tokens() -> None:
     assert ledger.size_tokens(ledger.running["a"]) == one.num_tokens
 
 
-def test_nobody_takes_the_place_of_one_whose_last_token_is_under_way() -> None:
+def test_who_cannot_run_yet_is_chosen_once_and_keeps_its_place() -> None:
     gated = Gated(policy="headroom", headroom=0.1, adaptive=False)
     gated.add("a", 40)
     other = gated.add("b", 20)
     assert gated.step() == ["a", "b"]
     assert gated.step(preempt=("b",)) == ["a"]
     gated.add("c", 60)
+    gated.add("d", 20)
     other.stale = 1
-    assert gated.step() == ["a"]
+    assert gated.step() == ["a"], "vLLM passes it over; the others were not chosen"
+    assert gated.step() == ["a"], "what waits behind it is too long"
     other.stale = 0
     assert gated.step() == ["a", "b"]
+    assert gated.step("a", "b") == ["a", "b"]
+    assert gated.step() == ["c", "d"]
+
+
+class Grammar:
+    """Of a request; ``grammar`` is None until it is compiled."""
+
+    grammar: object | None = None
+
+
+def test_a_grammar_and_an_adapter_hold_nobody_up() -> None:
+    gated = Gated(policy="headroom", headroom=0.1, adaptive=False)
+    gated.scheduler.lora_config = SimpleNamespace(max_loras=1)
+    adapted, adapted_too, same = (gated.add(id_, 8) for id_ in ("a", "a2", "a3"))
+    adapted.lora_request, same.lora_request = LoRARequest("x", 1), LoRARequest("x", 1)
+    adapted_too.lora_request = LoRARequest("y", 2)
+    structured = gated.add("g", 56)
+    structured.status, structured.structured_output_request = (
+        Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
+        Grammar(),
+    )
+    gated.add("z", 12)
+    gated.scheduler.unready = {"a2", "g"}
+    assert gated.step() == ["a", "a3"], "g has no room left for z"
+    ledger = gated.gate._ledger
+    assert [*ledger.postponed] == ["a2", "g"]
+    assert gated.step("a", "a3") == ["a", "a3", "z"]
+    structured.structured_output_request.grammar = "{}"
+    gated.scheduler.finish_requests(["a2"])
+    gated.scheduler.unready = set()
+    assert gated.step("z") == ["z", "g"]
+    assert not ledger.postponed
+    assert not gated.gate.failed
 
 
 def test_only_who_enters_is_shown_where_memory_can_be_had_without_a_slot() -> None:
@@ -361,7 +400,7 @@ def test_who_chooses_needs_a_queue_in_order_of_arrival() -> None:
     scheduler.add_request(request := Request("a", 10))
     gate.arrived(request)
     gate.open()
-    assert scheduler.max_num_running_reqs == 1
+    assert [*scheduler.waiting] == [request]
 
 
 def test_names_that_are_missing_are_said() -> None:

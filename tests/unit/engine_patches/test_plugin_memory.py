@@ -169,7 +169,7 @@ def test_where_states_are_cached_vllm_is_always_asked() -> None:
     add(gate, scheduler, "a", "x")
     add(gate, scheduler, "b", "y")
     gate.open()
-    assert scheduler.max_num_running_reqs == 2
+    assert len(scheduler.waiting) == 2
     scheduler.kv_cache_manager.coordinator.held = [True] * 9
     asked = gate._memory().found(gate._ledger.waiting[0])
     assert asked == 18
