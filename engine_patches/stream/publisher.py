@@ -51,6 +51,8 @@ class _Reported(msgspec.Struct, omit_defaults=True):
     waiting_routed: int | None = None
     admissible_blocks: int | None = None
     prompt_budget: int | None = None
+    wave: int = 0
+    wave_step: int = 0
 
 
 class StepReport(_Reported):

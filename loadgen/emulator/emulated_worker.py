@@ -49,7 +49,9 @@ class EmulatedWorker:
         self.model = WorkerModel(rank, self._new_engine(), settings.speed(rank))
         self.fault: Fault | None = None
         self.prompt_tokens_total = 0
-        self.step = 0  # the last step that it took part in
+        # The last step that it took part in, counted from its start as an engine does.
+        self.step = self._steps_before = 0
+        self._restarted = False
         self.operated = Operated()
         # Callback for new work, less work, and faults that begin or end.
         self.on_change: Callable[[], None] = lambda: None
@@ -129,7 +131,9 @@ class EmulatedWorker:
     def report_step(
         self, part: WorkerStep, ended: list[EngineRequest], step: int, step_s: float
     ) -> None:
-        self.step = step
+        if self._restarted:
+            self._steps_before, self._restarted = step - 1, False
+        self.step = step - self._steps_before
         finished = [*self._take_ended(), *part.schedule.failed]
         finished += [request.id for request in ended]
         self._told_tokens = part.engine.used_tokens
@@ -137,7 +141,7 @@ class EmulatedWorker:
         entered = [self._choices.get(id_) for id_ in part.schedule.admitted]
         self.stream.note_entered([one.request for one in entered if one is not None])
         waited_s = step_s - part.needed_s if self.settings.time_waits else None
-        self.stream.report_step(part, step, (step_s, waited_s), finished, ended)
+        self.stream.report_step(part, self.step, (step_s, waited_s), finished, ended)
 
     def reset_prefix_cache(self) -> bool:
         """False: memory is in use."""
@@ -200,6 +204,7 @@ class EmulatedWorker:
             self.model.engine.die(engine_now_s(self.settings.time_scale))
             del self._kept[self.engine_id]
             self.model.engine = self._new_engine()
+            self._restarted = True
             self.prompt_tokens_total = 0
             self._choices.clear()
             self._abandoned.clear()

@@ -36,6 +36,8 @@ class StateStream:
         self._ranks = ranks
         self._publisher: SnapshotPublisher | None = None
         self._silent = False
+        # A snapshot's ``wave`` and ``wave_step``.
+        self.shared = 0, 0
         self._cached = CachedBlocks(0)
         self._leases = PromptLeases()
 
@@ -120,12 +122,17 @@ class StateStream:
     ) -> None:
         """``times_s``: the length of the step, and the part spent waiting, if it is reported."""
         if self._publisher is not None:
-            self._publisher.publish(_report(part.worker, step, finished, times_s, part, ended))
+            report = _report(part.worker, step, finished, times_s, part, ended)
+            self._publish(self._publisher, report)
 
     def report_rest(self, model: WorkerModel, step: int, finished: Sequence[str]) -> None:
         """Publish that the engine is idle; no step was taken."""
         if self._publisher is not None and not self._silent:
-            self._publisher.publish(_report(model, step, finished))
+            self._publish(self._publisher, _report(model, step, finished))
+
+    def _publish(self, publisher: SnapshotPublisher, report: StepReport) -> None:
+        report.wave, report.wave_step = self.shared
+        publisher.publish(report)
 
 
 def _numbers(ids: Sequence[Hashable]) -> array[int]:

@@ -54,7 +54,7 @@ class Stepper:
         self._lateness = lateness
         self._record = record
         self._prompt_budget = NO_BUDGET
-        self._rested = 0  # steps before the last rest
+        self._rests = self._rested = 0  # how often it rested, and steps before the last time
         self._changed = asyncio.Event()
         for worker in workers:
             worker.on_change = self._changed.set
@@ -66,7 +66,7 @@ class Stepper:
             while True:
                 if not self.group.unfinished:
                     await self._sleep()
-                    self._rested = self.group.steps
+                    self._rests, self._rested = self._rests + 1, self.group.steps
                     due_s = time.monotonic()
                 due_s = await self._step(timer, due_s)
         finally:
@@ -143,6 +143,8 @@ class Stepper:
             if part.engine is part.worker.engine
         ]
         for worker, part, done in parts:
+            if len(self._workers) > 1:
+                worker.stream.shared = self._rests, step.number - self._rested
             worker.report_step(part, done, step.number, step.seconds)
         for worker, part, done in parts:
             worker.show_tokens(done)

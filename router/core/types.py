@@ -377,6 +377,9 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
         prompt_budget: prompt tokens that the last step could hold by the budgets of routers; 0: it
             had no such bound; None: the engine takes none.
         ranks: engines that stand and fall with this one, itself included; 0: it does not tell.
+        wave: how often all ranks of the group have been idle.
+        wave_step: number of the step among those since then, counted alike on all ranks, restarted
+            ones included; 0: it does not tell.
     """
 
     kind: Literal["full", "delta", "growth"]
@@ -414,3 +417,5 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     chains: Annotated[tuple[PromptChain, ...], Meta(max_length=MOST_ENDED)] = ()
     prompt_budget: Count | None = None
     ranks: Count = 0
+    wave: Number = 0
+    wave_step: Number = 0

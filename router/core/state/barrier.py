@@ -5,8 +5,8 @@ Imbalance of a step is G max L - sum L over the live workers, idle ones as 0 (BF
 workers have reported it, or one reports a later one. Ranks without a barrier are sampled at the
 steps of the furthest busy one, each at the load after its last step.
 
-An engine counts steps from its start. Behind a barrier, a restarted engine's steps are renumbered
-from the others' step at the end of its first one.
+An engine counts steps from its start. Behind a barrier, a restarted engine's steps are renumbered:
+by the count that its ranks share, else from the others' step at the end of its first one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import msgspec
 
 from router.core.energy.group_energy import GroupEnergy
 from router.core.energy.joules import PowerLevels
+from router.core.state.shared_steps import SharedSteps
 from router.core.state.step_watch import ClosedStep, Said, StepWatch
 from router.core.step_fit import StepFit
 from router.core.step_time import StepTime, Work
@@ -125,6 +126,7 @@ class StepLedger:
         self._step = -1
         self._ranks: dict[str, _Rank] = {}
         self._offsets: dict[str, tuple[str, int]] = {}
+        self._shared = SharedSteps()
         self._reported: set[str] = set()
         self._step_s = 0.0
         self._output_tokens = self._free_slots = self._entered = 0
@@ -159,7 +161,7 @@ class StepLedger:
             sure = self.barrier is True and self._contested >= _PROOF
             rank = _Rank(offset) if before == snapshot.epoch else _Rank(stranger=sure)
         resting = rank.step < 0 and not (snapshot.step_s or shares.running)
-        number = snapshot.step if resting else self._number(rank, snapshot)
+        number = snapshot.step if resting else self._number(worker_id, rank, snapshot)
         stepped = rank.step != number and not resting
         if stepped and number > self._step:
             self._close(state)
@@ -209,9 +211,13 @@ class StepLedger:
     def forget_worker(self, worker_id: str) -> None:
         self.leave(worker_id)
         self._offsets.pop(worker_id, None)
+        self._shared.forget(worker_id)
         self.energy.forget_worker(worker_id)
 
-    def _number(self, rank: _Rank, snapshot: Snapshot) -> int:
+    def _number(self, worker_id: str, rank: _Rank, snapshot: Snapshot) -> int:
+        if snapshot.wave_step:
+            rank.stranger = False
+            return self._shared.number(worker_id, snapshot, self._furthest())
         if rank.stranger:
             others = [each for each in self._ranks.values() if not each.stranger and each.step >= 0]
             busy = [each for each in others if each.held_tokens]

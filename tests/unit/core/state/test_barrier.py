@@ -316,6 +316,27 @@ def test_loads_of_one_that_starts_anew_are_set_beside_those_of_the_same_step(
     assert ledger.totals[EMPTY].imbalance_tokens <= 2 * 450, "of the steps without b"
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_shared_count_needs_no_clocks_that_agree(shared: bool) -> None:
+    """The second rank's host is ahead by a step: without the count, a step's loads are mixed up."""
+    ledger = StepLedger()
+    before = ledger.totals[EMPTY]
+    for step in range(1, 600):
+        if step == 200:
+            ledger.leave("b")
+            before = ledger.totals[EMPTY]
+        own = step if step < 200 else step - 199
+        for worker, number, epoch in (("a", step, "e1"), ("b", own, "e1" if own == step else "e2")):
+            load = 100 + 7 * (step % 50)
+            message = snapshot("delta", 1, step=number, step_s=0.02, epoch=epoch)
+            ahead_s = 0.03 if worker == "b" else 0.0
+            message = replace(message, time_s=step * 0.02 + ahead_s, wave_step=step * shared)
+            ledger.report(worker, StepShares(load, load, running=1), message, EMPTY)
+            ledger.complete("ab", EMPTY)
+    imbalance = (ledger.totals[EMPTY] - before).imbalance_tokens
+    assert (imbalance < 2 * 450) == shared, "but for the steps without b"
+
+
 def test_one_whose_first_step_is_told_late_is_set_beside_the_step_before() -> None:
     ledger = StepLedger()
     for step in range(1, 200):
