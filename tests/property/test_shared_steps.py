@@ -74,3 +74,10 @@ def test_a_count_goes_on_from_steps_that_were_counted_otherwise() -> None:
     assert steps.number("a", told("e1", 3, 2), 40) == 42
     steps.forget("a")
     assert steps.number("a", told("e2", 3, 2), 42) == 42
+
+
+def test_a_late_rank_is_a_wave_behind_at_most() -> None:
+    steps = SharedSteps()
+    numbers = [steps.number("a", told("e1", wave, 1), 0) for wave in range(4)]
+    assert numbers == [1, 2, 3, 4]
+    assert steps.number("b", told("e1", 2, 1), 0) == 3
