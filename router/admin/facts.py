@@ -16,7 +16,7 @@ from router.core.step_time import StepBudget, StepTime
 from router.core.types import StateSource
 
 _SIGNALS = {
-    "auto": "the engines' own probabilities, else learned lengths",
+    "auto": "learned lengths, or the engines' own probabilities where these foretell more",
     "cap": "each request's max_tokens",
     "survival": "the lengths learned from requests before",
 }

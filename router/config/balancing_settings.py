@@ -57,7 +57,8 @@ class BalancingSettings(SettingGroup):
     lookahead: Literal["auto", "none", "cap", "survival"] = setting(
         "auto",
         "How bfio predicts the ends of requests: none, cap (max_tokens), survival (learned "
-        "lengths), or auto: the engine's own probabilities, else survival.",
+        "lengths), or auto: survival, and the engine's own probabilities where these foretell "
+        "more.",
         metavar="SIGNAL",
         live=True,
     )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from router.core.errors import SnapshotError
 from router.core.events import SnapshotReceived
-from router.core.forecast.end_signals import ReportedSignal, SurvivalSignal
+from router.core.forecast.end_signals import ProvenSignal
 from router.core.forecast.look_ahead import LookAhead
 from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.queue.pool import Pool
@@ -61,7 +61,7 @@ def test_the_next_good_snapshot_is_taken_in(said: list[dict[str, Any]]) -> None:
     group = Group("default")
     group.join(WorkerSpec("a", ""))
     group.note_health("a", None)
-    look_ahead = LookAhead(ReportedSignal(otherwise=SurvivalSignal()))
+    look_ahead = LookAhead(ProvenSignal())
     policy = POLICIES["fcfs"].make(PolicySettings())
     decider = Decider(group, Pool(8, 5.0, 60.0), policy, policy, Dispatch.POOL, look_ahead)
     group.receive(SnapshotReceived("a", good(1), 0.0))

@@ -15,7 +15,6 @@ from router.core.forecast.forecast import (
     Ends,
     Floats,
     Ints,
-    Prediction,
     Running,
     Signal,
     WorkProfile,
@@ -91,63 +90,23 @@ class CapSignal:
 class ReportedSignal:
     """The engine's probability p of the end token: t more tokens with chance (1 - p)^t.
 
-    Requests without p follow ``otherwise``; None: the cap.
+    Requests without p go on to their caps.
     """
 
     profile: WorkProfile = field(default_factory=WorkProfile)
-    otherwise: Signal | None = None
-    _learner: LearningSignal | None = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        # Checked once: an isinstance test of a protocol costs more than the calls.
-        self._learner = self.otherwise if isinstance(self.otherwise, LearningSignal) else None
 
     def follow(self, profile: WorkProfile) -> None:
         self.profile = profile
-        if self.otherwise is not None:
-            self.otherwise.follow(profile)
 
-    def predict(self, running: Running, horizon: int) -> Prediction:
-        if np.isnan(running.end_probability).all():
-            return (self.otherwise or CapSignal(self.profile)).predict(running, horizon)
+    def predict(self, running: Running, horizon: int) -> Chances:
         return Chances(self.chances(running, np.arange(horizon + 1)[:, None]).T)
 
     def chances(self, running: Running, ahead: Ints) -> Floats:
-        told = ~np.isnan(running.end_probability)
-        if told.all():
-            return self._reported(running, ahead)
-        chances = np.empty((len(ahead), len(running)))
-        chances[:, told] = self._reported(running.take(told), ahead)
-        untold = running.take(~told)
-        if self._learner is not None:
-            chances[:, ~told] = self._learner.chances(untold, ahead)
-        else:
-            otherwise, last = self.otherwise or CapSignal(self.profile), int(ahead[-1, 0])
-            by_step = otherwise.predict(untold, last).chances(last + 1)
-            chances[:, ~told] = by_step.T[ahead[:, 0]]
-        return chances
-
-    def _reported(self, running: Running, ahead: Ints) -> Floats:
-        going_on = (1 - running.end_probability) ** self.profile.step_tokens
+        """As of a ``LearningSignal``."""
+        going_on = (1 - np.nan_to_num(running.end_probability)) ** self.profile.step_tokens
         first = self.profile.steps_before_first(running.prefill_left)
         chances: Floats = going_on ** np.maximum(0, ahead - first)
         return chances * short_of_cap(running, self.profile, ahead)
-
-    @property
-    def stale(self) -> bool:
-        return self._learner is not None and self._learner.stale
-
-    def observe(self, running: Running) -> None:
-        if self._learner is not None:
-            self._learner.observe(running)
-
-    def ended(self, departure: Departure) -> None:
-        if self._learner is not None:
-            self._learner.ended(departure)
-
-    def advance(self, steps: int) -> None:
-        if self._learner is not None:
-            self._learner.advance(steps)
 
 
 def steps_to_cap(running: Running, profile: WorkProfile) -> Ints:
@@ -350,3 +309,66 @@ class SkillMeter:
         self._sums += self._fresh
         self._fresh = np.zeros(3)
         self._noted = {}
+
+
+# By so much the skill of reported probabilities exceeds that of learned lengths if they count.
+BETTER = 0.02
+
+
+class ProvenSignal:
+    """Learned lengths, and reported probabilities instead where these have foretold ends better.
+
+    Both are scored on the requests whose engines report a probability. What a model's end token
+    tells of the steps ahead differs from model to model: often it is likely in the last step only.
+    """
+
+    def __init__(self, profile: WorkProfile | None = None) -> None:
+        self._survival = SurvivalSignal(profile)
+        self._reported = ReportedSignal(profile or WorkProfile())
+        self._scores: tuple[tuple[SkillMeter, Signal], ...] = (
+            (SkillMeter(), self._survival),
+            (SkillMeter(), self._reported),
+        )
+        self._told = False
+        self._pays = False
+
+    def follow(self, profile: WorkProfile) -> None:
+        self._survival.follow(profile)
+        self._reported.follow(profile)
+
+    def predict(self, running: Running, horizon: int) -> Chances:
+        return Chances(self.chances(running, np.arange(horizon + 1)[:, None]).T)
+
+    def chances(self, running: Running, ahead: Ints) -> Floats:
+        chances = self._survival.chances(running, ahead)
+        told = ~np.isnan(running.end_probability)
+        if told.any():
+            self._told = True
+            if self._pays:
+                chances[:, told] = self._reported.chances(running.take(told), ahead)
+        return chances
+
+    @property
+    def stale(self) -> bool:
+        return self._survival.stale or (self._told and self._scores[0][0].due)
+
+    def observe(self, running: Running) -> None:
+        self._survival.observe(running)
+        told = running.take(~np.isnan(running.end_probability))
+        if not len(told) or not self._scores[0][0].due:
+            return
+        learned, reported = (meter.skill for meter, _ in self._scores)
+        if learned is not None and reported is not None:
+            self._pays = reported > learned + BETTER
+        for meter, signal in self._scores:
+            meter.note(told, signal)
+
+    def ended(self, departure: Departure) -> None:
+        self._survival.ended(departure)
+        for meter, _ in self._scores:
+            meter.ended(departure)
+
+    def advance(self, steps: int) -> None:
+        self._survival.advance(steps)
+        for meter, _ in self._scores:
+            meter.advance(steps)

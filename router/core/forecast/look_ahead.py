@@ -12,7 +12,7 @@ from router.core.forecast.end_signals import (
     Departure,
     LearningSignal,
     NoSignal,
-    ReportedSignal,
+    ProvenSignal,
     SkillMeter,
     SurvivalSignal,
     short_of_cap,
@@ -128,7 +128,7 @@ SIGNALS: Mapping[str, Callable[[WorkProfile], Signal]] = MappingProxyType(
         "none": lambda _: NoSignal(),
         "cap": CapSignal,
         "survival": SurvivalSignal,
-        "auto": lambda profile: ReportedSignal(profile, SurvivalSignal(profile)),
+        "auto": ProvenSignal,
     }
 )
 

@@ -188,7 +188,7 @@ def test_another_fleet_has_other_weights_at_once() -> None:
 
 
 def test_another_profile_holds_for_forecast_signal_and_parameters() -> None:
-    look_ahead = LookAhead(ReportedSignal(otherwise=CapSignal()), horizon=1)
+    look_ahead = LookAhead(ReportedSignal(), horizon=1)
     before = look_ahead.parameters
     look_ahead.follow(WorkProfile(growth=2, request_tokens=7))
     assert look_ahead.step_tokens == 2

@@ -1,6 +1,7 @@
 """What signals say of coming ends; those that learn: test_survival."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +10,11 @@ from router.core.forecast.end_signals import (
     CapSignal,
     LearningSignal,
     NoSignal,
+    ProvenSignal,
     ReportedSignal,
     SurvivalSignal,
 )
-from router.core.forecast.forecast import NO_CAP, Chances, Ends, Running, Signal, WorkProfile
+from router.core.forecast.forecast import NO_CAP, Chances, Running, Signal, WorkProfile
 from tests.support.lookahead import departure, running
 
 PREFILL = WorkProfile(prefill_beta=1, prefill_chunk=4)
@@ -24,7 +26,9 @@ def chances(signal: Signal, now: Running, horizon: int) -> list[list[float]]:
 
 
 def test_no_signal_sees_no_end() -> None:
-    assert chances(NoSignal(), running([10], caps=[1]), 3) == [[1, 1, 1, 1]]
+    signal = NoSignal()
+    signal.follow(PREFILL)
+    assert chances(signal, running([10], caps=[1]), 3) == [[1, 1, 1, 1]]
 
 
 def test_a_cap_is_an_end() -> None:
@@ -53,44 +57,57 @@ def test_reported_chances_with_drafts_and_prefill() -> None:
     assert chances(ReportedSignal(PREFILL), now, 3) == [[1, 0.5, 0.25, 0.125], [1, 1, 1, 0.5]]
 
 
-def test_where_nothing_is_reported_another_signal_speaks() -> None:
+def test_where_nothing_is_reported_a_request_goes_on_to_its_cap() -> None:
     now = running([10, 10], p=[0.5, np.nan], caps=[9, 2])
     assert chances(ReportedSignal(), now, 2) == [[1, 0.5, 0.25], [1, 1, 0]]
-    assert chances(ReportedSignal(otherwise=NoSignal()), now, 2)[1] == [1, 1, 1]
-    nothing = running([10], caps=[2])
-    assert isinstance(ReportedSignal().predict(nothing, 2), Ends)
 
 
-def test_where_some_tell_nothing_what_is_learned_speaks_for_them() -> None:
-    now, inner = running([10, 10], p=[0.5, np.nan], caps=[9, 2]), SurvivalSignal()
-    mixed = chances(ReportedSignal(otherwise=inner), now, 2)
-    assert mixed == [[1, 0.5, 0.25], chances(inner, now, 2)[1]]
+def scored(signal: ProvenSignal, told: Callable[[int], float]) -> None:
+    """Sets of requests that end after 1 to 64 steps, with what ``told`` makes of what is left."""
+    for start in range(0, 40_000, 64):
+        alive = list(range(1, 65))
+        for step in range(65):
+            left = [end - step for end in alive]
+            n = len(alive)
+            now = running([100] * n, generated=[step] * n, p=list(map(told, left)))
+            now = replace(now, id=start + np.array(alive, dtype=np.int64))
+            signal.chances(now, np.arange(2)[:, None])
+            if signal.stale:
+                signal.observe(now)
+            for end in [end for end in alive if end == step + 1]:
+                signal.ended(departure(end, number=start + end))
+            alive = [end for end in alive if end > step + 1]
+            signal.advance(1)
 
 
-def test_the_other_signal_learns() -> None:
-    inner = SurvivalSignal()
-    signal = ReportedSignal(otherwise=inner)
-    now = running([100], generated=[9])
-    before = chances(inner, now, 3)
-    for _ in range(99):
-        signal.ended(departure(10))
-    assert not signal.stale
-    signal.advance(1000)
-    assert signal.stale
-    signal.observe(now)
-    assert not signal.stale
-    assert chances(inner, now, 3) < before
+@pytest.mark.parametrize(
+    ("told", "pays"),
+    [
+        (lambda left: 0.5 if left <= 16 else 0.0, True),  # the end shows long before
+        (lambda left: 0.9 if left <= 1 else 1e-6, False),  # in its own step alone
+        (lambda _: np.nan, False),
+    ],
+)
+def test_reported_chances_count_where_they_foretell(
+    told: Callable[[int], float], pays: bool
+) -> None:
+    signal = ProvenSignal()
+    scored(signal, told)
+    now = running([100, 100], p=[0.25, np.nan], generated=[9, 9])
+    reported, learned = chances(ReportedSignal(), now, 2), chances(SurvivalSignal(), now, 2)
+    assert (chances(signal, now, 2)[0] == reported[0]) == pays
+    assert chances(signal, now, 2)[1] != learned[1], "it has learned"
 
 
 def test_who_learns() -> None:
     assert isinstance(SurvivalSignal(), LearningSignal)
+    assert isinstance(ProvenSignal(), LearningSignal)
+    assert not isinstance(ReportedSignal(), LearningSignal)
     assert not isinstance(CapSignal(), LearningSignal)
-    alone = ReportedSignal()
-    alone.observe(running([1]))
-    alone.ended(departure(3))
-    alone.advance(1)
-    assert not alone.stale
-    assert alone == ReportedSignal()
+    followed = ProvenSignal()
+    followed.follow(PREFILL)
+    now = running([10], left=[9])
+    assert chances(followed, now, 3) == chances(SurvivalSignal(PREFILL), now, 3)
 
 
 def test_who_ends_by_itself() -> None:
@@ -99,7 +116,7 @@ def test_who_ends_by_itself() -> None:
     assert not departure(5, completed=False).by_itself
 
 
-@pytest.mark.parametrize("make", [ReportedSignal, SurvivalSignal])
+@pytest.mark.parametrize("make", [ReportedSignal, SurvivalSignal, ProvenSignal])
 def test_nobody_runs(make: Callable[[], Signal]) -> None:
     assert make().predict(running([]), 3).chances(4).shape == (0, 4)
 
