@@ -25,51 +25,77 @@ from engine_patches.plugin.gate import AdmissionGate
 from engine_patches.plugin.prefixes import CachedPrefixes
 from engine_patches.plugin.prompt_bound import PromptBound
 from engine_patches.plugin.reporter import Reporter, log
-from engine_patches.plugin.settings import read_settings
+from engine_patches.plugin.settings import Settings
+
+ADMISSION_NEEDS = "state", "slots", "cached_tokens", "preemptions", "memory", "watermark"
 
 
 class EvenstepMixin:
     """Reports a scheduler's actions; controls admission and prompt tokens if configured."""
 
-    vllm_config: Any
+    evenstep: Reporter | None = None
     _asynchronous = False
     _gate: AdmissionGate | None = None
     _prompts: PromptBound | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        settings = read_settings(self.vllm_config.additional_config)
         engine = EngineView(self)
-        if engine.lockstep:
-            watch_dummy_batches(self._idled)
+        settings = engine.settings()
+        if settings is not None:
+            self._begin(engine, settings)
+        engine.say()
+
+    def _begin(self, engine: EngineView, settings: Settings) -> None:
+        """PlugInError: a setting is wrong, or admission cannot work with this vLLM."""
         if settings.admission is not None:
+            engine.require("admission", *ADMISSION_NEEDS)
             # A request that waits for its token is scheduled ahead by the asynchronous one alone.
             ahead = engine.memory.steps_ahead if self._asynchronous else 0
             self._gate = AdmissionGate(engine, Entrance(self), settings.admission, ahead=ahead)
         if settings.prompt_budget:
-            self._prompts = PromptBound(PromptTokens(self), lockstep=engine.lockstep)
-            if engine.lockstep:
-                watch_group_steps(self._prompts.stepped)
-        cache = open_cache(self, engine.memory.groups)
-        prefixes = None if cache is None else CachedPrefixes(cache)
-        self.evenstep = Reporter(
-            engine, settings, admissible=self._gate, prefixes=prefixes, prompts=self._prompts
+            ranks = ("ranks", "group_steps") if engine.lockstep else ()
+            needs = "state", *ranks
+            self._prompts = engine.read("prompt_budget", lambda: self._bound(engine), None, *needs)
+        if engine.lockstep:
+            engine.read("idle_steps", lambda: watch_dummy_batches(self._idled), None)
+        prefixes = engine.read(
+            "prefix_cache", lambda: self._cached(engine), None, "state", "memory"
         )
+        if engine.rank is None:  # its endpoint is unknown
+            return
+        given = engine, settings, self._gate, prefixes, self._prompts
+        self.evenstep = engine.read("stream", lambda: Reporter(*given), None)
         log.info(
             "evenstep: vLLM %s, the state of every step at %s; admission: %s",
             version(),
-            self.evenstep.endpoint,
+            settings.endpoint(engine.rank),
             "as vLLM decides" if self._gate is None else self._gate.policy.name,
         )
 
-    def _idled(self) -> None:
-        self.evenstep.idled()
+    def _bound(self, engine: EngineView) -> PromptBound:
+        prompts = PromptBound(PromptTokens(self), lockstep=engine.lockstep)
+        if engine.lockstep:
+            watch_group_steps(prompts.stepped)
+        return prompts
 
-    def add_request(self, request: Any) -> None:
-        super().add_request(request)  # type: ignore[misc]
-        self.evenstep.arrived(request)
+    def _cached(self, engine: EngineView) -> CachedPrefixes | None:
+        cache = open_cache(self, engine.memory.groups)
+        return None if cache is None else CachedPrefixes(cache)
+
+    def _idled(self) -> None:
+        if self.evenstep is not None:
+            self.evenstep.idled()
+
+    # vLLM's methods may take more, or other, arguments than those that are read.
+
+    def add_request(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().add_request(*args, **kwargs)  # type: ignore[misc]
+        if self.evenstep is not None:
+            self.evenstep.arrived(*args, **kwargs)
         if self._gate is not None:
-            self._gate.arrived(request)
+            self._gate.arrived(*args, **kwargs)
+        return result
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         gate, prompts = self._gate, self._prompts
@@ -77,11 +103,11 @@ class EvenstepMixin:
             prompts.open()
         if gate is not None:
             gate.open(0 if prompts is None else prompts.tokens)
+        if prompts is not None and prompts.holds:
+            args, kwargs = (), {"throttle_prefills": True}
         began_s = time.perf_counter()
         try:
-            output = super().schedule(  # type: ignore[misc]
-                *((True,) if prompts is not None and prompts.holds else args), **kwargs
-            )
+            output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
             if gate is not None:
                 gate.close()
@@ -89,19 +115,20 @@ class EvenstepMixin:
                 prompts.close()
         if gate is not None:
             gate.scheduled(output)
-        self.evenstep.scheduled(output, began_s)
+        if self.evenstep is not None:
+            self.evenstep.scheduled(output, began_s)
         return output
 
-    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        result = super().update_from_output(  # type: ignore[misc]
-            scheduler_output, model_runner_output
-        )
-        self.evenstep.stepped(scheduler_output, result)
-        return result
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        results = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+        if self.evenstep is not None:
+            self.evenstep.stepped(results, *args, **kwargs)
+        return results
 
-    def shutdown(self) -> None:
-        self.evenstep.close()
-        super().shutdown()  # type: ignore[misc]
+    def shutdown(self, *args: Any, **kwargs: Any) -> Any:
+        if self.evenstep is not None:
+            self.evenstep.close()
+        return super().shutdown(*args, **kwargs)  # type: ignore[misc]
 
 
 class EvenstepScheduler(EvenstepMixin, Scheduler):  # type: ignore[misc]

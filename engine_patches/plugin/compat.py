@@ -1,118 +1,135 @@
-"""Every vLLM internal that the plug-in reads; no other module may read one.
+"""What the plug-in reads of vLLM; no module beside ``compat*`` may read any.
 
-They are checked once, at startup. The names below are the same in vLLM 0.26, 0.32 and 0.33; the
-differences are in ``SLOTS`` and ``_kv_bytes``.
+``compat_names`` has the names. They are the same in vLLM 0.26, 0.32 and 0.33, but for those with an
+"or"; ``_kv_bytes`` has a difference too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from functools import wraps
 from importlib import import_module
-from inspect import signature
-from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
-from engine_patches.plugin.compat_memory import (
-    MANAGER,
-    MEMORY,
-    REQUEST_MEMORY,
-    KvMemory,
-    refused_calls,
-)
+from engine_patches.plugin.compat_memory import KvMemory
+from engine_patches.plugin.compat_names import SLOTS, first_name, missing
 from engine_patches.plugin.end_table import EndReader, table_path
-from engine_patches.plugin.settings import PlugInError
+from engine_patches.plugin.settings import PlugInError, Settings, read_settings
 from engine_patches.plugin.state import EngineRequest
 from engine_patches.power.devices import RankGpus
+from router.core.types import DEFAULT_SLOTS
+
+log = logging.getLogger("vllm.evenstep")
 
 TESTED_VERSIONS = ("0.26", "0.32", "0.33")
 
-PARALLEL = (
-    *("data_parallel_index", "data_parallel_rank_local", "data_parallel_size", "world_size"),
-    *("nnodes_within_dp", "assigned_physical_gpu_ids", "tensor_parallel_size"),
-    "distributed_executor_backend",
-)
-SCHEDULER = (
-    *("running", "requests", "finished_req_ids", "get_request_counts"),
-    "kv_cache_config.kv_cache_tensors",
-    "vllm_config.additional_config",
-    *(f"vllm_config.parallel_config.{name}" for name in PARALLEL),
-    "vllm_config.instance_id",
-    *MEMORY,
-)
-# Number of requests that run at once; in 0.32 and 0.33 it differs from the model runner's slots.
-SLOTS = ("max_num_active_reqs", "max_num_running_reqs")
-REQUEST = ("request_id", "num_prompt_tokens", "num_output_tokens", "num_computed_tokens")
-OUTPUT = (
-    *("num_scheduled_tokens", "total_num_scheduled_tokens", "finished_req_ids"),
-    *("preempted_req_ids", "scheduled_new_reqs", "scheduled_cached_reqs"),
-)
-NEW_REQUEST = ("req_id", "num_computed_tokens")
-CACHED_REQUESTS = ("req_ids", "resumed_req_ids", "num_computed_tokens")
-OUTPUTS = ("outputs",)
-KV_TENSOR = ("size", "block_stride")
-TOKENS = ("request_id", "new_token_ids")
-CLASSES = {
-    "vllm.v1.request.Request": (*REQUEST, *REQUEST_MEMORY),
-    "vllm.v1.engine.EngineCoreOutputs": OUTPUTS,
-    "vllm.v1.engine.EngineCoreOutput": TOKENS,
-    "vllm.v1.core.sched.output.SchedulerOutput": OUTPUT,
-    "vllm.v1.core.sched.output.NewRequestData": NEW_REQUEST,
-    "vllm.v1.core.sched.output.CachedRequestData": CACHED_REQUESTS,
-    "vllm.v1.kv_cache_interface.KVCacheTensor": KV_TENSOR,
-}
 # Needed by the logits processors; the keys are those of a request's ``vllm_xargs``.
 END_KEY = "evenstep_request"
 HIDDEN_LENGTH_KEY = "evenstep_output_tokens"
-END_CLASSES = {
-    "vllm.v1.request.Request": ("sampling_params",),
-    "vllm.sampling_params.SamplingParams": (
-        *("extra_args", "temperature", "ignore_eos", "eos_token_id", "stop_token_ids"),
-    ),
-    "vllm.v1.sample.logits_processor.interface.BatchUpdate": ("removed", "added", "moved"),
-}
 EXECUTORS = ("uni", "mp")
 LOCKSTEP_ENGINE = ("vllm.v1.engine.core", "DPEngineCoreProc")
 DUMMY_BATCH = "execute_dummy_batch"
-METHODS = {
-    "schedule": (),
-    "update_from_output": ("scheduler_output", "model_runner_output"),
-    "add_request": ("request",),
-    "shutdown": (),
-}
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 class EngineView:
-    """A vLLM scheduler, after the scheduler's own constructor; PlugInError as in ``check``."""
+    """A vLLM scheduler, after the scheduler's own constructor; as far as it can be read.
+
+    Attributes:
+        lacks: features that cannot be read, with the reason.
+        ranks: of a group with mixture of experts, whose steps are its; of dense models each engine
+            is alone. 0: unknown.
+        rank, kv_memory, gpus: None: unknown.
+        kv_bytes: of the KV cache on each GPU; None: unknown.
+        drafts: whether it may propose tokens, so that requests gain several in a step.
+    """
 
     def __init__(self, scheduler: Any) -> None:
-        check(scheduler)
         self._scheduler = scheduler
-        parallel = scheduler.vllm_config.parallel_config
-        self.rank = int(parallel.data_parallel_index)
-        local_rank = parallel.data_parallel_rank_local
-        backend = parallel.distributed_executor_backend
-        self.gpus = RankGpus(
-            int(parallel.world_size),
-            self.rank if local_rank is None else int(local_rank),
-            int(parallel.nnodes_within_dp),
-            None if backend in EXECUTORS else f"the executor {backend}",
-            parallel.assigned_physical_gpu_ids,
+        self.lacks: dict[str, str] = {}
+        self.ranks = self.read("ranks", lambda: int(_parallel(scheduler).data_parallel_size), 0)
+        self.lockstep = self.ranks != 1
+        only = None if self.lockstep else 0
+        self.rank = self.read("rank", lambda: int(_parallel(scheduler).data_parallel_index), only)
+        self.slots = self.read(
+            "slots", lambda: int(getattr(scheduler, first_name(scheduler, SLOTS))), DEFAULT_SLOTS
         )
-        # Steps are those of a group with mixture of experts; of dense models each engine is alone.
-        self.ranks = int(parallel.data_parallel_size)
-        self.lockstep = self.ranks > 1
-        self.slots = int(getattr(scheduler, first_name(scheduler, SLOTS)))
-        # Whether it proposes tokens, so that requests gain several in a step.
-        self.drafts = int(scheduler.num_spec_tokens) > 0
-        self.memory = KvMemory(scheduler)
-        # Of the KV cache on each GPU.
-        self.kv_bytes = _kv_bytes(scheduler.kv_cache_config.kv_cache_tensors)
+        self.drafts = int(getattr(scheduler, "num_spec_tokens", 1)) > 0
+        self.kv_memory = self.read("memory", lambda: KvMemory(scheduler), None)
+        self.reads("watermark")
+        self.gpus = self.read("power", lambda: _gpus(_parallel(scheduler)), None)
+        self.kv_bytes = self.read(
+            "memory_check", lambda: _kv_bytes(scheduler.kv_cache_config.kv_cache_tensors), None
+        )
+        self.reads_tokens = self.reads("tokens")
+        self.reads_entries = self.reads("cached_tokens")
+        self.reads_preemptions = self.reads("preemptions")
+        self.readable = self.reads("state")
+
+    def read(self, feature: str, make: Callable[[], T], without: U, *needs: str) -> T | U:
+        """What is made of a feature's names; ``without``, and noted, if they cannot be read.
+
+        PlugInError of ``make`` is raised: a setting is wrong. ``needs``: features that it rests on.
+        """
+        reason = self._reason(feature, *needs)
+        if not reason:
+            try:
+                return make()
+            except PlugInError:
+                raise
+            except Exception as error:
+                log.exception("evenstep: %s cannot be read", feature)
+                reason = repr(error)
+        self.lacks[feature] = reason
+        return without
+
+    def reads(self, feature: str) -> bool:
+        """Whether all its names are there."""
+        return self.read(feature, lambda: True, False)
+
+    def require(self, feature: str, *needs: str) -> None:
+        """PlugInError: it cannot work with this vLLM."""
+        if reason := self._reason(feature, *needs):
+            raise PlugInError(
+                f"evenstep.{feature} cannot work with vLLM {version()}: it has no {reason}. "
+                f"Tested versions: {', '.join(TESTED_VERSIONS)}"
+            )
+
+    def _reason(self, *features: str) -> str:
+        """Names that vLLM lacks for these features; empty: none."""
+        absent: dict[str, None] = {}
+        for one in features:
+            known = one in self.lacks
+            absent |= dict.fromkeys([self.lacks[one]] if known else missing(self._scheduler, one))
+        return ", ".join(absent)
+
+    @property
+    def memory(self) -> KvMemory:
+        assert self.kv_memory is not None, "its KV memory cannot be read"
+        return self.kv_memory
+
+    def settings(self) -> Settings | None:
+        """None: vLLM does not tell them; PlugInError: they are wrong."""
+        config = self.read("settings", lambda: self._scheduler.vllm_config.additional_config, None)
+        return None if "settings" in self.lacks else read_settings(config)
+
+    def say(self) -> None:
+        """Log what cannot be read."""
+        if self.lacks:
+            log.warning(
+                "evenstep: of vLLM %s the plug-in cannot read: %s. Routers are told; the engine "
+                "goes on without. Tested versions: %s",
+                version(),
+                "; ".join(f"{feature} ({reason})" for feature, reason in self.lacks.items()),
+                ", ".join(TESTED_VERSIONS),
+            )
 
     def open_ends(self) -> EndReader:
         """The table of the end signal's logits processor; PlugInError: it is missing, or remote."""
-        check_names(self._scheduler, (), END_CLASSES)
         config = self._scheduler.vllm_config
         check_end_workers(config)
         try:
@@ -137,10 +154,6 @@ class EngineView:
     def ended(self) -> Collection[str]:
         """Ids since the last call of ``schedule``."""
         return self._scheduler.finished_req_ids  # type: ignore[no-any-return]
-
-    @property
-    def waiting(self) -> int:
-        return self._scheduler.get_request_counts()[1]  # type: ignore[no-any-return]
 
 
 def admissions(output: Any) -> Iterator[tuple[str, int]]:
@@ -207,6 +220,21 @@ def check_end_workers(vllm_config: Any) -> None:
         )
 
 
+def _parallel(scheduler: Any) -> Any:
+    return scheduler.vllm_config.parallel_config
+
+
+def _gpus(parallel: Any) -> RankGpus:
+    backend, local_rank = parallel.distributed_executor_backend, parallel.data_parallel_rank_local
+    return RankGpus(
+        int(parallel.world_size),
+        int(parallel.data_parallel_index if local_rank is None else local_rank),
+        int(parallel.nnodes_within_dp),
+        None if backend in EXECUTORS else f"the executor {backend}",
+        parallel.assigned_physical_gpu_ids,
+    )
+
+
 def _kv_bytes(tensors: Sequence[Any]) -> int:
     """Bytes of the KV cache.
 
@@ -227,21 +255,16 @@ def watch_dummy_batches(began: Callable[[], None]) -> None:
     """Call ``began`` in the steps in which a rank in lockstep has nothing to compute.
 
     vLLM does not call the scheduler then; only the engine around it knows. A process has one
-    engine. PlugInError: this version of vLLM has no such step.
+    engine.
     """
     module, name = LOCKSTEP_ENGINE
-    engine = getattr(import_module(module), name, None)
-    execute = getattr(engine, DUMMY_BATCH, None)
-    if execute is None:
-        raise PlugInError(
-            f"the plug-in cannot count the steps of vLLM {version()}'s data-parallel ranks: it has "
-            f"no {name}.{DUMMY_BATCH}. Tested versions: {', '.join(TESTED_VERSIONS)}"
-        )
+    engine = getattr(import_module(module), name)
+    execute = getattr(engine, DUMMY_BATCH)
 
     @wraps(execute)
-    def counted(core: Any) -> Any:
+    def counted(core: Any, *args: Any, **named: Any) -> Any:
         began()
-        return execute(core)
+        return execute(core, *args, **named)
 
     setattr(engine, DUMMY_BATCH, counted)
 
@@ -249,86 +272,3 @@ def watch_dummy_batches(began: Callable[[], None]) -> None:
 def version() -> str:
     """Return vLLM's version, or "unknown"."""
     return str(getattr(import_module("vllm"), "__version__", "unknown"))
-
-
-def check(scheduler: Any) -> None:
-    """PlugInError names what vLLM lacks of all that the plug-in reads."""
-    missing = _missing(scheduler, SCHEDULER, CLASSES)
-    if not any(has(scheduler, name) for name in SLOTS):
-        missing.append(f"Scheduler.{' or '.join(SLOTS)}")
-    missing.extend(_missing_arguments(type(scheduler)))
-    if not missing:
-        for manager in scheduler.kv_cache_manager.coordinator.single_type_managers:
-            missing.extend(f"KV group's {name}" for name in MANAGER if not has(manager, name))
-    if not missing:
-        missing.extend(refused_calls(scheduler))
-    if missing:
-        raise PlugInError(_cannot_work(missing))
-
-
-def first_name(scheduler: Any, names: Iterable[str]) -> str:
-    """First of these names, which vary between versions, that the scheduler has; or PlugInError."""
-    found = next((name for name in names if hasattr(scheduler, name)), None)
-    if found is None:
-        raise PlugInError(_cannot_work([f"Scheduler.{' or '.join(names)}"]))
-    return found
-
-
-def check_names(scheduler: Any, paths: Iterable[str], classes: Mapping[str, Iterable[str]]) -> None:
-    """PlugInError unless vLLM has these attributes and class fields."""
-    if missing := _missing(scheduler, paths, classes):
-        raise PlugInError(_cannot_work(missing))
-
-
-def _missing(
-    scheduler: Any, paths: Iterable[str], classes: Mapping[str, Iterable[str]]
-) -> list[str]:
-    missing = [f"Scheduler.{path}" for path in paths if not has(scheduler, path)]
-    for path, names in classes.items():
-        missing.extend(missing_fields(path, names))
-    return missing
-
-
-def _cannot_work(missing: Iterable[str]) -> str:
-    return (
-        f"the plug-in cannot work with vLLM {version()}: it has no {', '.join(missing)}. "
-        f"Tested versions: {', '.join(TESTED_VERSIONS)}"
-    )
-
-
-def _missing_arguments(scheduler: type) -> Iterator[str]:
-    """Methods of vLLM's own classes whose arguments have changed."""
-    own = [base for base in scheduler.__mro__ if base.__module__.startswith("vllm.")]
-    for name, arguments in METHODS.items():
-        method = next((vars(base)[name] for base in own if name in vars(base)), None)
-        if method is None:
-            yield f"Scheduler.{name}"
-        elif tuple(signature(method).parameters)[1 : len(arguments) + 1] != arguments:
-            yield f"Scheduler.{name}({', '.join(arguments)})"
-
-
-def missing_fields(path: str, names: Iterable[str]) -> Iterator[str]:
-    """Fields that a class neither declares nor sets in its constructor."""
-    module, _, name = path.rpartition(".")
-    class_ = getattr(import_module(module), name, None)
-    if class_ is None:
-        yield path
-        return
-    assigned = getattr(class_.__init__, "__code__", None)
-    declared = {
-        *getattr(class_, "__dataclass_fields__", ()),
-        *getattr(class_, "__struct_fields__", ()),
-        *(assigned.co_names if assigned else ()),
-    }
-    for field in names:
-        if not hasattr(class_, field) and field not in declared:
-            yield f"{name}.{field}"
-
-
-def has(owner: Any, path: str) -> bool:
-    """Whether an object has an attribute, or one of one of its attributes."""
-    try:
-        attrgetter(path)(owner)
-    except AttributeError:
-        return False
-    return True

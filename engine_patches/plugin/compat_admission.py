@@ -1,31 +1,9 @@
-"""vLLM internals that admission reads, checked at startup; see ``compat``."""
+"""vLLM internals that admission reads, see ``compat``."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Requests waiting outside the queue: holders of memory; in 0.26 any that was skipped.
-BESIDE = ("kv_holding_waiting", "skipped_waiting")
-ENTRANCE = (
-    "policy.value",
-    "connector",
-    "lora_config",
-    "max_num_scheduled_tokens",
-    "num_spec_tokens",
-    "scheduler_config.long_prefill_token_threshold",
-    "num_waiting_for_streaming_input",
-    "waiting.add_request",
-    "waiting.pop_request",
-    "waiting.prepend_request",
-    "waiting.remove_requests",
-    "waiting.__iter__",
-)
-ENTRANCE_CLASSES = {
-    "vllm.v1.request.Request": (
-        *("arrival_time", "max_tokens", "num_preemptions", "priority", "sampling_params", "status"),
-        *("lora_request", "num_output_placeholders", "structured_output_request"),
-    ),
-}
 PREDICTED_KEY = "evenstep_predicted_tokens"
 
 

@@ -1,17 +1,13 @@
-"""vLLM's prefix cache: its blocks as they come and go, and the content of requests; see ``compat``.
-
-Names that are missing take this feature away, never the engine or the stream.
-"""
+"""vLLM's prefix cache: its blocks as they come and go, and what requests are; see ``compat``."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
-from inspect import signature
 from typing import Any
 
-from engine_patches.plugin import compat
+from engine_patches.plugin.compat_names import has
 from engine_patches.stream.cached_blocks import MOST_BLOCKS, is_told
 from router.core.prefix.ids import PIECE_TOKENS, seed
 from router.core.types import KvGroup
@@ -19,34 +15,10 @@ from router.core.types import KvGroup
 log = logging.getLogger("vllm.evenstep")
 
 CACHE = "cache_full_blocks"
-# The only way in which a block loses what it is cached for, short of a reset.
 REMOVE = "_remove_cached_block_hashes"
 RESET = "reset_prefix_cache"
-MAP = "cached_block_hash_to_block.get_one_block"
 # Of an OffloadingConnector, or it is not looked at: blocks enter and leave the memory of the CPU.
 OFFLOADED = "connector_scheduler.manager.take_events"
-CACHE_MANAGER = (
-    "kv_cache_group_id",
-    *(f"block_pool.{name}" for name in ("hash_block_size", CACHE, REMOVE, RESET, MAP)),
-)
-CACHE_ARGUMENTS = {
-    CACHE: (
-        *("request", "blocks", "num_cached_blocks", "num_full_blocks"),
-        *("block_size", "kv_cache_group_id"),
-    ),
-    REMOVE: ("block",),
-    RESET: (),
-}
-CACHE_CLASSES = {
-    "vllm.v1.request.Request": (
-        *("all_token_ids", "block_hashes", "cache_salt", "lora_request", "mm_features"),
-        "prompt_embeds",
-    ),
-    "vllm.v1.core.kv_cache_utils.KVCacheBlock": ("block_id", "block_hash"),
-    "vllm.lora.request.LoRARequest": ("lora_name",),
-    "vllm.multimodal.inputs.MultiModalFeatureSpec": ("identifier", "mm_position"),
-    "vllm.multimodal.inputs.PlaceholderRange": ("offset",),
-}
 _GROUP_BYTES = 4
 _NOTHING: Mapping[int, bytes] = {}
 
@@ -112,7 +84,7 @@ class BlockCache:
 
     def watch_offloaded(self, moved: Callable[[Any], None]) -> None:
         """Call this with what vLLM notes of offloaded blocks (``of_cpu``): it must not raise."""
-        if not compat.has(self._connector, OFFLOADED):
+        if not has(self._connector, OFFLOADED):
             return
         offloading = self._connector.connector_scheduler.manager
         take = offloading.take_events
@@ -197,25 +169,8 @@ def _reason(scheduler: Any, groups: Sequence[KvGroup]) -> str:
             f"it has {blocks} blocks of {size} tokens; at most {MOST_BLOCKS} are told, of a "
             f"multiple of {PIECE_TOKENS} tokens (--block-size)"
         )
-    if missing := [*_missing(scheduler.kv_cache_manager.coordinator.single_type_managers[number])]:
-        return f"vLLM {compat.version()} has no {', '.join(missing)}"
     return ""
 
 
 def _first_full(groups: Sequence[KvGroup]) -> int:
     return next((number for number, group in enumerate(groups) if group.kind == "full"), -1)
-
-
-def _missing(manager: Any) -> Iterator[str]:
-    absent = [name for name in CACHE_MANAGER if not compat.has(manager, name)]
-    yield from absent
-    for path, names in CACHE_CLASSES.items():
-        try:
-            yield from compat.missing_fields(path, names)
-        except ImportError:
-            yield path
-    if not absent:
-        for name, arguments in CACHE_ARGUMENTS.items():
-            taken = tuple(signature(getattr(manager.block_pool, name)).parameters)
-            if taken[: len(arguments)] != arguments:
-                yield f"block_pool.{name}({', '.join(arguments)})"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterator, Sequence
-from inspect import signature
 from itertools import takewhile
 from typing import Any
 
@@ -15,17 +14,6 @@ from router.core.types import KvGroup
 
 log = logging.getLogger("vllm.evenstep")
 
-_POOL, _COORDINATOR = "kv_cache_manager.block_pool", "kv_cache_manager.coordinator"
-MEMORY = (
-    *("max_model_len", "num_lookahead_tokens", "num_spec_tokens"),
-    *("kv_cache_manager.watermark_blocks", "kv_cache_manager.enable_caching"),
-    *(f"{_POOL}.{name}" for name in ("num_gpu_blocks", "hash_block_size", "get_num_free_blocks")),
-    *(f"{_COORDINATOR}.{name}" for name in ("single_type_managers", "find_longest_cache_hit")),
-    f"{_COORDINATOR}.get_num_blocks_to_allocate",
-    "vllm_config.max_concurrent_batches",
-)
-MANAGER = ("block_size", "get_num_blocks_to_allocate", "get_num_skipped_tokens", "req_to_blocks")
-REQUEST_MEMORY = ("block_hashes", "num_in_flight_tokens", "skip_reading_prefix_cache")
 # vLLM's classes of managers, the most special first.
 _KINDS = (
     ("SlidingWindowManager", "sliding"),
@@ -34,7 +22,6 @@ _KINDS = (
     ("CrossAttentionManager", "cross"),
     ("FullAttentionManager", "full"),
 )
-_ALLOCATED = "get_num_blocks_to_allocate"
 _OTHER = "other"
 _PROBE = "evenstep"
 
@@ -47,10 +34,8 @@ class KvMemory:
         # Of the pool that all groups share; one block is a placeholder that no request gets.
         self.blocks_total = int(manager.block_pool.num_gpu_blocks) - 1
         # Number of these that admission leaves free while requests run.
-        self.watermark = int(manager.watermark_blocks)
+        self.watermark = int(getattr(manager, "watermark_blocks", 0))
         self._longest = int(scheduler.max_model_len)
-        # Tokens of each hash of a prefix.
-        self.hashed_tokens = int(manager.block_pool.hash_block_size)
         # Steps scheduled before the results of one are known.
         self.steps_ahead = steps_ahead = int(scheduler.vllm_config.max_concurrent_batches) - 1
         # Most tokens of a decoding request whose steps have not ended.
@@ -63,6 +48,11 @@ class KvMemory:
         self.kv = KvBlocks.of(self.groups)
         # Whether Mamba's states are cached.
         self.caches_states = manager.enable_caching and "mamba" in {one.kind for one in self.groups}
+
+    @property
+    def hashed_tokens(self) -> int:
+        """Tokens of each hash of a prefix."""
+        return int(self._manager.block_pool.hash_block_size)
 
     @property
     def blocks_free(self) -> int:
@@ -138,20 +128,6 @@ class KvMemory:
         return KvGroup(size, 0, self.blocks_total, _OTHER, ahead_tokens=ahead)
 
 
-def refused_calls(scheduler: Any) -> Iterator[str]:
-    """Methods that do not take the arguments with which they are called here."""
-    coordinator = scheduler.kv_cache_manager.coordinator
-    cap = {"apply_admission_cap": True}
-    asked = [(coordinator, _ALLOCATED, 7, cap), (coordinator, "find_longest_cache_hit", 2, {})]
-    asked += [(manager, _ALLOCATED, 6, cap) for manager in coordinator.single_type_managers]
-    for owner, name, count, named in asked:
-        try:
-            signature(getattr(owner, name)).bind(*range(count), **named)
-        except TypeError:
-            arguments = ", ".join([f"{count} arguments", *named])
-            yield f"{type(owner).__name__}.{name}({arguments})"
-
-
 def _is_kept(block: Any) -> bool:
     return not block.is_null
 
@@ -168,11 +144,14 @@ def _window(manager: Any, kind: str) -> int:
 
 def _asked(manager: Any, tokens: int) -> int:
     """Blocks with which a new request enters, by vLLM's own manager."""
-    blocks = manager.get_num_blocks_to_allocate(
-        _PROBE, tokens, (), 0, 0, tokens, apply_admission_cap=True
-    )
-    manager.req_to_blocks.pop(_PROBE, None)
-    return int(blocks)
+    try:
+        return int(
+            manager.get_num_blocks_to_allocate(
+                _PROBE, tokens, (), 0, 0, tokens, apply_admission_cap=True
+            )
+        )
+    finally:
+        manager.req_to_blocks.pop(_PROBE, None)
 
 
 def _samples(size: int, longest: int) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""vLLM internals that a prompt budget needs, checked at startup; see ``compat``."""
+"""vLLM internals that a prompt budget needs; see ``compat``."""
 
 import logging
 from collections.abc import Callable
@@ -8,28 +8,14 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
-from engine_patches.plugin.compat import (
-    LOCKSTEP_ENGINE,
-    check_names,
-    has,
-    missing_fields,
-    version,
-)
+from engine_patches.plugin.compat import LOCKSTEP_ENGINE
+from engine_patches.plugin.compat_names import has
 from engine_patches.plugin.settings import PlugInError
 
 log = logging.getLogger("vllm.evenstep")
 
 STEP_END = "_has_global_unfinished_reqs"
-PARALLEL = "vllm.config.ParallelConfig"
 LEAST = "sync_kv_cache_memory_size"
-BOUNDS = (
-    "max_num_scheduled_tokens",
-    "num_spec_tokens",
-    "prefill_capacity_bound",
-    "scheduler_config.enable_chunked_prefill",
-    "scheduler_config.long_prefill_token_threshold",
-)
-BOUNDED = ("is_prefill_chunk", "max_tokens", "num_output_placeholders", "num_tokens_with_spec")
 # In the first step of a group, in which all ranks come at once.
 _JOINING = timedelta(seconds=10)
 # Features that put a prompt off, or compute more of it, where a step has few tokens left for it.
@@ -43,11 +29,10 @@ class PromptTokens:
     """Bounds the prompt tokens of single steps; tokens of requests in decode always fit.
 
     Raises:
-        PlugInError: this engine, or this version of vLLM, computes no prompt in any pieces.
+        PlugInError: this engine does not compute prompts in any pieces.
     """
 
     def __init__(self, scheduler: Any) -> None:
-        check_names(scheduler, BOUNDS, {"vllm.v1.request.Request": BOUNDED})
         whole = [
             why for path, why in _WHOLE if has(scheduler, path) and attrgetter(path)(scheduler)
         ]
@@ -95,18 +80,9 @@ def watch_group_steps(ended: Callable[[int, Callable[[int], int]], None]) -> Non
     It gets the step's number, counted alike on all ranks from the last time that all were idle, and
     0 if all are now; and a function that returns the least of what the ranks give it. All must call
     it. If a rank of the group does not watch its steps, none is told of any.
-
-    Raises:
-        PlugInError: this version of vLLM does not tell.
     """
     module, name = LOCKSTEP_ENGINE
-    engine = getattr(import_module(module), name, None)
-    missing = [] if hasattr(engine, STEP_END) else [f"{name}.{STEP_END}"]
-    missing.extend(missing_fields(PARALLEL, [LEAST]))
-    if missing:
-        raise PlugInError(
-            f"evenstep.prompt_budget cannot work with vLLM {version()}: no {', '.join(missing)}"
-        )
+    engine = getattr(import_module(module), name)
     step_end = getattr(engine, STEP_END)
     least = getattr(import_module("vllm.config").ParallelConfig, LEAST)
 

@@ -4,26 +4,19 @@ from collections.abc import Container, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from engine_patches.plugin.compat import check_names, first_name
-from engine_patches.plugin.compat_admission import (
-    BESIDE,
-    ENTRANCE,
-    ENTRANCE_CLASSES,
-    holds_memory,
-    is_ready,
-)
+from engine_patches.plugin.compat_admission import holds_memory, is_ready
+from engine_patches.plugin.compat_names import BESIDE, first_name
 
 _FCFS = "fcfs"
 
 
 class Entrance:
-    """Admits only chosen requests; vLLM does the rest of scheduling. PlugInError: incompatible.
+    """Admits only chosen requests; vLLM does the rest of scheduling.
 
     The scheduler's own constructor has run.
     """
 
     def __init__(self, scheduler: Any) -> None:
-        check_names(scheduler, ENTRANCE, ENTRANCE_CLASSES)
         self._scheduler = scheduler
         self._beside = first_name(scheduler, BESIDE)
         # Its queue while the chosen ones are alone in vLLM's, and requests from beside it.

@@ -17,11 +17,11 @@ def harmless(consequence: str) -> Callable[[_Method], _Method]:
 
     def guard(method: _Method) -> _Method:
         @functools.wraps(method)
-        def guarded(self: Any, *args: Any) -> Any:
+        def guarded(self: Any, *args: Any, **named: Any) -> Any:
             if self.failed:
                 return None
             try:
-                return method(self, *args)
+                return method(self, *args, **named)
             except Exception:
                 self.failed = True
                 log.exception("evenstep: %s", consequence)

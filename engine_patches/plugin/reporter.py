@@ -32,13 +32,14 @@ log = logging.getLogger("vllm.evenstep")
 
 _POLL_S = 0.25
 _STEPS_AHEAD = 64
-_ends_stream = harmless("the state stream ends here; the engine goes on without it")
+_ENDS = "the state stream ends here; the engine goes on without it"
+_ends_stream = harmless(_ENDS)
 
 
-def _cross_check(source: NvmlSource, engine: EngineView) -> None:
+def _cross_check(source: NvmlSource, kv_bytes: int, blocks: int) -> None:
     """Log the KV cache beside NVML's memory; warn if NVML's is less."""
     try:
-        found = source.cross_check(engine.kv_bytes, engine.memory.blocks_total + 1)
+        found = source.cross_check(kv_bytes, blocks)
     except Exception:
         log.exception("evenstep: NVML does not tell how much memory the engine holds")
         return
@@ -62,6 +63,8 @@ class Admissible(Protocol):
 class Reporter:
     """One engine's state stream; PlugInError: it cannot be bound, or the keys are unusable.
 
+    Where vLLM lacks what the state consists of, and after a fault, the stream says only that.
+
     Args:
         admissible: None: vLLM's free memory.
         prefixes: what the prefix cache holds; None: it is not told.
@@ -73,14 +76,14 @@ class Reporter:
         self,
         engine: EngineView,
         settings: Settings,
-        *,
         admissible: Admissible | None = None,
         prefixes: CachedPrefixes | None = None,
         prompts: PromptBound | None = None,
+        *,
         clock: Callable[[], float] = time.perf_counter,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.failed = False
+        assert engine.rank is not None, "else it has no endpoint"
         self.endpoint = settings.endpoint(engine.rank)
         self._engine = engine
         self._admissible = admissible
@@ -88,7 +91,8 @@ class Reporter:
         self._prompts = prompts
         self._clock = clock
         self._wall = wall
-        self._state = EngineState()
+        self._memory = engine.kv_memory
+        self._state = EngineState(lists_all=not (engine.reads_tokens and engine.reads_entries))
         self._steps = 0
         self._steps_begun = 0
         self._preemptions = 0
@@ -98,19 +102,35 @@ class Reporter:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate: CurveGate | None = None
         self._closing = threading.Event()
-        self._power = open_source(engine.gpus)
-        self._ends = engine.open_ends() if settings.end_signal else None
-        self._publisher = self._open(settings)
+        gpus = engine.gpus
+        self._power = (
+            None if gpus is None else engine.read("power", lambda: open_source(gpus), None)
+        )
+        self._ends = None
+        if settings.end_signal:
+            self._ends = engine.read("end_signal", engine.open_ends, None)
+        self._publisher = self._open(settings, engine.rank)
         self._read_power()
-        if self._power is not None:
-            _cross_check(self._power, engine)
+        if self._power is not None and self._memory is not None and engine.kv_bytes is not None:
+            _cross_check(self._power, engine.kv_bytes, self._memory.blocks_total + 1)
         self._thread = threading.Thread(target=self._answer, name="evenstep", daemon=True)
         self._thread.start()
         if self._power is not None:
             threading.Thread(target=self._follow_power, name="evenstep-power", daemon=True).start()
 
+    @property
+    def failed(self) -> bool:
+        """Whether the stream has no state to tell."""
+        return self._publisher.stateless
+
+    @failed.setter
+    def failed(self, _: bool) -> None:
+        with self._publisher.lock:
+            self._publisher.message.unreported = (*self._engine.lacks, "state")
+            self._publisher.stateless = True
+
     @_ends_stream
-    def arrived(self, request: EngineRequest) -> None:
+    def arrived(self, request: EngineRequest, *_: Any, **__: Any) -> None:
         if self._ends is not None:
             compat.mark(request, self._ends.number(request.request_id))
         self._state.arrived(request)
@@ -123,10 +143,12 @@ class Reporter:
         self._steps_begun += output.total_num_scheduled_tokens > 0
         tokens = None if self._prompts is None else self._prompts.tokens
         self._ahead.append((output, began_s, self._steps_begun, tokens))
-        self._preemptions += len(compat.preempted(output))
+        if self._engine.reads_preemptions:
+            self._preemptions += len(compat.preempted(output))
         # No lock is needed: a full snapshot does not contain what is noted here.
         self._state.flushed(output.finished_req_ids)
-        for id_, cached_tokens in compat.admissions(output):
+        entered = compat.admissions(output) if self._engine.reads_entries else ()
+        for id_, cached_tokens in entered:
             self._state.admitted(id_, cached_tokens)
             if self._prefixes is not None:
                 self._prefixes.admitted(id_)
@@ -138,21 +160,26 @@ class Reporter:
         self._last_end_s = None
 
     @_ends_stream
-    def stepped(self, output: Any, results: Mapping[int, Any]) -> None:
-        """``results`` are those of ``update_from_output``."""
+    def stepped(
+        self, results: Mapping[int, Any], scheduler_output: Any, *_: Any, **__: Any
+    ) -> None:
+        """``results`` are those of ``update_from_output``, whose arguments follow."""
+        output = scheduler_output
         now_s = self._clock()
         began_s, number, prompt_budget = self._began(output, now_s)
         engine = self._engine
         scheduled = output.num_scheduled_tokens
-        gained = compat.gained(results, scheduled, drafts=engine.drafts)
+        gained = None
+        if engine.reads_tokens:
+            gained = compat.gained(results, scheduled, drafts=engine.drafts)
         ahead = [later.num_scheduled_tokens for later, *_ in self._ahead]
         step = Step(engine.running, gained, engine.alive, engine.ended, scheduled, ahead)
         tokens = output.total_num_scheduled_tokens
         publisher = self._publisher
         with publisher.lock:
             # During a KV transfer from or to another engine no step computes anything.
-            moved = engine.memory.blocks_free != self._blocks_free
-            moved = moved or engine.waiting != publisher.message.waiting
+            moved = self._free() != self._blocks_free
+            moved = moved or self._state.waiting != publisher.message.waiting
             if tokens or self._state.changed(step) or moved:
                 self._steps = number if tokens else self._steps
                 if self._ends is not None:
@@ -164,7 +191,9 @@ class Reporter:
                 publisher.message.prompt_budget = prompt_budget
                 publisher.message.step_s = now_s - began_s if tokens else 0.0
                 publisher.message.scheduled_prefill_tokens = changes.prefill_tokens
-                publisher.message.scheduled_decode_tokens = changes.decode_tokens
+                publisher.message.scheduled_decode_tokens = (
+                    changes.decode_tokens * engine.reads_tokens
+                )
                 publisher.publish_changes(
                     changes.rows,
                     changes.finished,
@@ -188,20 +217,21 @@ class Reporter:
         except Exception:
             log.exception("evenstep: the state stream was not closed properly")
 
-    def _open(self, settings: Settings) -> SnapshotPublisher:
-        engine = self._engine
-        memory = engine.memory
-        total = self._blocks_free = memory.blocks_total
-        admissible = self._admissible_blocks(total)
+    def _open(self, settings: Settings, rank: int) -> SnapshotPublisher:
+        engine, memory = self._engine, self._memory
+        if memory is not None:
+            self._blocks_free = memory.blocks_total
+        admissible = self._admissible_blocks(self._blocks_free)
         initial = StepReport(
             step=0,
             time_s=self._wall(),
             step_s=0.0,
             slots=engine.slots,
-            kv_groups=memory.groups,
-            admissible_kv_tokens=memory.kv.tokens(admissible),
+            kv_groups=() if memory is None else memory.groups,
+            admissible_kv_tokens=self._admissible_tokens(admissible),
             admissible_blocks=admissible,
             prompt_budget=None if self._prompts is None else 0,
+            unreported=(*engine.lacks,),
         )
         try:
             if settings.secret_key_file is not None:
@@ -210,8 +240,9 @@ class Reporter:
             return SnapshotPublisher(
                 self.endpoint,
                 group=settings.group,
-                worker=settings.name(engine.rank),
-                rank=engine.rank,
+                worker=settings.name(rank),
+                rank=rank,
+                stateless=not engine.readable,
                 ranks=engine.ranks,
                 initial=initial,
                 clock=self._wall,
@@ -259,33 +290,45 @@ class Reporter:
 
     def _describe(self, message: SnapshotMessage) -> None:
         """Update the fields that do not depend on a step."""
-        engine = self._engine
-        memory = engine.memory
-        free = memory.blocks_free
+        memory, free = self._memory, self._free()
         message.step = self._steps
         message.time_s = self._wall()
-        message.waiting = engine.waiting
+        message.waiting = self._state.waiting
         message.waiting_tokens = self._state.waiting_tokens
         message.waiting_routed = self._state.waiting_routed
         admissible = self._admissible_blocks(free)
         if admissible != message.admissible_blocks:
             message.admissible_blocks = admissible
-            message.admissible_kv_tokens = memory.kv.tokens(admissible)
+            message.admissible_kv_tokens = self._admissible_tokens(admissible)
         if self._admissible is not None:
             message.admission = self._admissible.admission
         message.preemptions_total = self._preemptions
-        if free != self._blocks_free:
+        if memory is not None and free != self._blocks_free:
             self._blocks_free = free
             message.kv_groups = memory.used(memory.blocks_total - free)
 
-    def _admissible_blocks(self, blocks_free: int) -> int:
-        told = None if self._admissible is None else self._admissible.admissible_blocks
-        return max(0, blocks_free - self._engine.memory.watermark) if told is None else told
+    def _free(self) -> int:
+        """Free blocks; below 0: unknown."""
+        return -1 if self._memory is None else self._memory.blocks_free
 
-    @_ends_stream
+    def _admissible_blocks(self, blocks_free: int) -> int | None:
+        told = None if self._admissible is None else self._admissible.admissible_blocks
+        if self._memory is None or told is not None:
+            return told
+        return max(0, blocks_free - self._memory.watermark)
+
+    def _admissible_tokens(self, blocks: int | None) -> int | None:
+        if self._memory is None or blocks is None:
+            return None
+        return self._memory.kv.tokens(blocks)
+
     def _answer(self) -> None:
-        while not (self._closing.is_set() or self.failed):
-            self._publisher.poll(_POLL_S)
+        try:
+            while not self._closing.is_set():
+                self._publisher.poll(_POLL_S)
+        except Exception:
+            self.failed = True
+            log.exception("evenstep: %s", _ENDS)
 
     def _follow_power(self) -> None:
         while self._power is not None and not (self.failed or self._closing.wait(_POLL_S)):

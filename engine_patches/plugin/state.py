@@ -72,9 +72,13 @@ class _Told(NamedTuple):
 
 
 class EngineState:
-    """The running requests as known to a router that has read every message."""
+    """The running requests as known to a router that has read every message.
 
-    def __init__(self) -> None:
+    ``lists_all``: which requests entered, or what they gained, is unknown; each step lists all.
+    """
+
+    def __init__(self, *, lists_all: bool = False) -> None:
+        self._lists_all = lists_all
         self.waiting_tokens = 0  # prompt and generated tokens of the waiting requests
         self.waiting_routed = 0  # number of waiting requests that came from routers
         self._places = Places()
@@ -95,6 +99,10 @@ class EngineState:
     def running(self) -> int:
         return len(self._told)
 
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
     def rows(self) -> list[PlacedRow]:
         """All running requests, as a full snapshot lists them."""
         places, ends = self._places, self._end_probabilities
@@ -109,7 +117,8 @@ class EngineState:
     def arrived(self, request: EngineRequest) -> None:
         self._requests[request.request_id] = request
         self._leave_waiting(request.request_id)
-        self._wait(request)
+        if request.request_id not in self._told:  # else a session's next input
+            self._wait(request)
 
     def admitted(self, id_: str, cached_tokens: int) -> None:
         """Note a request that got a slot."""
@@ -131,12 +140,15 @@ class EngineState:
             or self._entered
             or not self._ended.issuperset(step.ended)
             or len(step.running) != len(self._told)
+            or (self._lists_all and not self._told.keys() >= _ids(step.running))
         )
 
     def advance(self, step: Step) -> Changes:
         """Apply a step; it counts as one more message."""
         self._places.settle()
         odd = self._prefilling | self._entered
+        if self._lists_all:
+            odd |= step.scheduled.keys() | self._told.keys()
         self._entered.clear()
         if step.end_probabilities:
             self._end_probabilities.update(step.end_probabilities)
@@ -163,8 +175,9 @@ class EngineState:
                 self._forget(id_)
             odd.difference_update(finished)
         preempted: list[str] = []
-        if len(self._told) + len(odd - self._told.keys()) != len(step.running):
-            running = {request.request_id for request in step.running}
+        told = len(self._told) + len(odd - self._told.keys())
+        if self._lists_all or told != len(step.running):
+            running = _ids(step.running)
             lost, preempted = self._drop_gone(running, step.alive)
             finished += lost
             odd = (odd & running) | (running - self._told.keys())
@@ -255,3 +268,7 @@ class EngineState:
         if tokens is not None:
             self.waiting_tokens -= tokens
             self.waiting_routed -= request_token(id_) is not None
+
+
+def _ids(requests: Iterable[EngineRequest]) -> set[str]:
+    return {one.request_id for one in requests}

@@ -53,6 +53,7 @@ class _Reported(msgspec.Struct, omit_defaults=True):
     prompt_budget: int | None = None
     wave: int = 0
     wave_step: int = 0
+    unreported: Sequence[str] = ()
 
 
 class StepReport(_Reported):
@@ -72,7 +73,7 @@ class SnapshotMessage(_Reported, omit_defaults=True, kw_only=True):
     epoch: str
     version: int
     sequence: int
-    kind: Literal["full", "delta", "growth"]
+    kind: Literal["full", "delta", "growth", "stateless"]
     running: Sequence[RunningRequest] = ()
     growths: bytes = b""
     cache_block: int = 0
@@ -84,7 +85,6 @@ class SnapshotMessage(_Reported, omit_defaults=True, kw_only=True):
 
 # A later message of an idle worker, with no step since the one before.
 _NO_STEP: dict[str, Any] = {
-    "kind": "delta",
     "step_s": 0.0,
     "growths": b"",
     "running": (),
@@ -110,6 +110,7 @@ class SnapshotPublisher:
         prepare: sets options of both sockets before they are bound.
         cached: the prefix cache; None: nothing is told of it.
         leases: of prompt budgets; None: none is taken.
+        stateless: there is no state to tell; messages say only this. It may become true later.
     """
 
     def __init__(
@@ -127,7 +128,9 @@ class SnapshotPublisher:
         prepare: Callable[[zmq.Socket[bytes]], None] = lambda _: None,
         cached: CachedBlocks | None = None,
         leases: PromptLeases | None = None,
+        stateless: bool = False,
     ) -> None:
+        self.stateless = stateless
         self.epoch = secrets.token_hex(8)
         self.sequence = 0
         # Held while a message is built; hold it to change ``message`` or what ``rows`` returns.
@@ -210,8 +213,10 @@ class SnapshotPublisher:
             self._requests.poll(int(timeout_s * 1e3))
         with self.lock:
             now_s = self._clock()
-            if self._idle and now_s - self._sent_s >= HEARTBEAT_S:
-                self._send_delta(msgspec.structs.replace(self.message, time_s=now_s, **_NO_STEP))
+            if (self._idle or self.stateless) and now_s - self._sent_s >= HEARTBEAT_S:
+                told = msgspec.structs.replace(self.message, time_s=now_s, **_NO_STEP)
+                told.kind = "stateless" if self.stateless else "delta"
+                self._send_delta(told)
         answered = 0
         while self._answer_one():
             answered += 1
@@ -246,6 +251,10 @@ class SnapshotPublisher:
         return True
 
     def _full(self) -> bytes:
+        if self.stateless:
+            told = msgspec.structs.replace(self.message, sequence=self.sequence, **_NO_STEP)
+            told.kind = "stateless"
+            return _encode(told)
         full = msgspec.structs.replace(
             self.message,
             kind="full",

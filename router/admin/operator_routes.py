@@ -108,7 +108,7 @@ def add_health(
                         "id": status.spec.id,
                         **status.some("up", "down_reason"),
                         "snapshots_problem": problem(status.spec.id),
-                        **status.some("step", "load_tokens", "running", "waiting"),
+                        **status.some("unreported", "step", "load_tokens", "running", "waiting"),
                     }
                     for status in (status_of(worker, now_s) for worker in group.workers.values())
                 ]

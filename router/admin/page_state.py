@@ -88,7 +88,7 @@ class Status:
             **status.some("kv_usage", "power_w"),
             "source": status.source.value,
             "age_s": None if status.age_s is None else round(status.age_s, 2),
-            "problem": self._problem(spec.id) if spec.snapshots else None,
+            "problem": self._problem(spec.id) or status.shortcoming if spec.snapshots else None,
         }
 
 

@@ -108,7 +108,7 @@ def _described(member: Member) -> dict[str, Any]:
     return {
         **spec,
         "state": member.state,
-        "reason": status.down_reason if status else None,
+        "reason": status.down_reason or status.shortcoming if status else None,
         "requests": status.in_flight + status.aside if status else 0,
         "slots": status.slots if status else member.spec.slots,
         "estimated_service_rate": status.service_rate if status else None,

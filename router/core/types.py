@@ -353,7 +353,8 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
 
     A ``full`` snapshot lists all running requests. A ``delta`` lists those that are new, in prefill
     or otherwise changed; every other running request grew by exactly one token. A ``growth`` is a
-    delta whose other requests grew as ``growths`` tells.
+    delta whose other requests grew as ``growths`` tells. A ``stateless`` one has no state: its
+    engine's plug-in cannot read it; only its sender and ``unreported`` count.
 
     Attributes:
         epoch: id of the engine's run, new at every start.
@@ -380,9 +381,11 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
         wave: how often all ranks of the group have been idle.
         wave_step: number of the step among those since then, counted alike on all ranks, restarted
             ones included; 0: it does not tell.
+        unreported: what the engine's plug-in cannot read of this vLLM, by the names of
+            ``engine_patches.plugin.compat_names``; fields that need it have their defaults.
     """
 
-    kind: Literal["full", "delta", "growth"]
+    kind: Literal["full", "delta", "growth", "stateless"]
     group: Name
     worker: Name
     rank: Count
@@ -419,3 +422,4 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     ranks: Count = 0
     wave: Number = 0
     wave_step: Number = 0
+    unreported: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()

@@ -282,8 +282,8 @@ class SnapshotClient:
         self.received += 1
         if snapshot.kind == "full":
             stream.interval_s = FULL_INTERVAL_S
-        if (told := stream.count_slots(snapshot.slots)) is not None:
-            log.warning("%s: %s", stream.name, told)
+        for note in stream.notes(snapshot):
+            log.warning("%s: %s", stream.name, note)
         try:
             self._apply(SnapshotReceived(stream.name, snapshot, now_s))
             if snapshot.kind == "full":

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import zmq
@@ -68,6 +68,7 @@ class Stream:
     foreign: bool = False  # whether that engine is another worker's
     problem: str | None = None  # why the stream is ignored
     fault: str | None = None  # why the last message was ignored; cleared by a full snapshot
+    unreported: tuple[str, ...] = ()  # what the engine's plug-in cannot read
     slots: int = 0  # as the engine reported, 0 before
     told: BudgetMessage | None = None  # prompt budget that was sent last
 
@@ -132,18 +133,33 @@ class Stream:
             if timer is not None:
                 timer.cancel()
 
-    def count_slots(self, slots: int) -> str | None:
-        if slots == self.slots:
-            return None
-        self.slots = slots
-        configured = self.spec.slots
-        if configured is None or configured == slots:
-            return None
-        costs = "the rest of its slots stay empty" if configured < slots else "the rest queue there"
-        return (
-            f"configured with slots={configured}, but its engine runs {slots} requests at once, so "
-            f"that {costs}: leave slots out, or set it to {slots}, unless this is intended"
-        )
+    def notes(self, snapshot: Snapshot) -> Iterator[str]:
+        """What is worth a line in the log, once: other slots, and what the plug-in cannot read."""
+        slots, configured = snapshot.slots, self.spec.slots
+        if slots != self.slots and "slots" not in snapshot.unreported:
+            self.slots = slots
+            if configured is not None and configured != slots:
+                rest = (
+                    "the rest of its slots stay empty"
+                    if configured < slots
+                    else "the rest queue there"
+                )
+                yield (
+                    f"configured with slots={configured}, but its engine runs {slots} requests at "
+                    f"once, so that {rest}: leave slots out, or set it to {slots}, unless this is "
+                    "intended"
+                )
+        news = snapshot.unreported != self.unreported
+        if news or snapshot.kind == "stateless":
+            self.unreported = snapshot.unreported
+            named = ", ".join(self.unreported) or "nothing"
+            said = (
+                f"its engine's plug-in cannot read {named} of this vLLM; the engine's log says why"
+            )
+            if snapshot.kind == "stateless":
+                self.fault = said
+            if news:
+                yield said
 
     def owes_budget(self, budget: StepBudget, snapshot: Snapshot) -> bool:
         told = self.told

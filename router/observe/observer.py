@@ -100,7 +100,7 @@ class Observer:
     def apply(self, event: SnapshotReceived) -> None:
         """A snapshot also proves its worker alive."""
         worker, group = self.cluster.worker(event.worker_id), self.cluster.group_of(event.worker_id)
-        if not worker.live:
+        if not worker.live and event.snapshot.kind != "stateless":
             self.cluster.apply(WorkerUp(event.worker_id))
         self.cluster.apply(event)
         seen, snapshot = self._seen.get(group.name), event.snapshot

@@ -88,6 +88,18 @@ def test_only_those_enter_whom_admission_chose(
 
 
 @pytest.mark.parametrize("version", RELEASES)
+def test_without_any_one_name_an_engine_serves_and_says_what_it_lacks(
+    engine_installation: Installation, version: str
+) -> None:
+    """Hidden from the plug-in in turn; all else that is told is compared with what vLLM has."""
+    report = task(engine_installation, version, "hidden", 40)
+    for seen in report.values():
+        assert seen["names"] > 110
+        assert seen["steps"] > 100
+        assert seen["wrong"] == {}
+
+
+@pytest.mark.parametrize("version", RELEASES)
 def test_prompt_budgets_are_kept(engine_installation: Installation, version: str) -> None:
     report = task(engine_installation, version, "bounded", 400)
     assert report.pop("admission").pop("preempted") == 0

@@ -95,7 +95,7 @@ def test_a_step_scheduled_ahead_keeps_its_number(engine: Engine, routers: Router
     engine.reporter.scheduled(second, 0.0)
     for output in (first, second):
         engine.reporter.idled()
-        engine.reporter.stepped(output, engine.update_from_output(output))
+        engine.reporter.stepped(engine.update_from_output(output), output)
     assert [decode(stream.recv()).step for _ in "12"] == [1, 2]
 
 
@@ -172,7 +172,8 @@ def test_a_fault_never_reaches_the_engine(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.add_request(Request("a", 5))
-    monkeypatch.setattr(FakeScheduler, "get_request_counts", lambda _: 1 / 0)
+    stream = engine.kv_cache_manager.block_pool
+    monkeypatch.setattr(stream, "get_num_free_blocks", lambda: 1 / 0)
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
             engine.step()
@@ -266,7 +267,7 @@ def test_a_probability_waits_for_a_step_that_is_told(tmp_path: Path, routers: Ro
     row = writer.enter(engine.waiting[0].sampling_params.extra_args["evenstep_request"])
     engine.step()
     writer.probabilities[row] = 0.5
-    engine.reporter.stepped(SchedulerOutput(), {})  # says nothing: nothing was computed
+    engine.reporter.stepped({}, SchedulerOutput())  # says nothing: nothing was computed
     engine.step()
     told = [[one.end_probability for one in decode(stream.recv()).running] for _ in "12"]
     assert told == [[None], [0.5]]

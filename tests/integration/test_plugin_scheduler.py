@@ -121,9 +121,81 @@ def test_a_budget_comes_over_the_channel_and_bounds_steps(
     scheduler.shutdown()
 
 
-def test_an_engine_whose_steps_cannot_be_counted_does_not_start(
+def test_ranks_whose_idle_steps_cannot_be_counted_say_so(
     ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(sys.modules["vllm.v1.engine.core"], "DPEngineCoreProc")
-    with pytest.raises(PlugInError, match=r"no DPEngineCoreProc\.execute_dummy_batch"):
-        ours.EvenstepScheduler(ranks=2, evenstep={"snapshots": f"ipc://{tmp_path}/s"})
+    endpoint = f"ipc://{tmp_path}/s"
+    settings = {"snapshots": endpoint, "prompt_budget": True}
+    scheduler = ours.EvenstepScheduler(ranks=2, evenstep=settings)
+    full = ask_full(endpoint)
+    assert (full.ranks, full.prompt_budget) == (2, None)
+    assert full.unreported == ("prompt_budget", "idle_steps")
+    scheduler.shutdown()
+
+
+def test_without_the_running_requests_an_engine_serves_and_tells_no_state(
+    ours: Any, tmp_path: Path
+) -> None:
+    class Renamed:
+        """vLLM's scheduler has other names, and other arguments."""
+
+        def __init__(self, **config: Any) -> None:
+            self.vllm_config = FakeScheduler(**config).vllm_config
+            self.admitted: list[str] = []
+
+        def schedule(self, *args: Any) -> int:
+            return len(self.admitted)
+
+        def add_request(self, request: str) -> None:
+            self.admitted.append(request)
+
+        def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+            return args, kwargs
+
+        def shutdown(self, *, now: bool) -> bool:
+            return now
+
+    class Ours(ours.EvenstepMixin, Renamed):  # type: ignore[misc]
+        """The plug-in on it."""
+
+    endpoint = f"ipc://{tmp_path}/s"
+    scheduler = Ours(evenstep={"snapshots": endpoint})
+    scheduler.add_request("a")
+    assert scheduler.schedule() == 1
+    assert scheduler.update_from_output(1, 2, more=3) == ((1, 2), {"more": 3})
+    full = ask_full(endpoint)
+    assert (full.kind, full.running) == ("stateless", ())
+    assert {"state", "slots", "memory"} < {*full.unreported}
+    assert scheduler.shutdown(now=True)
+
+
+def test_an_engine_whose_settings_or_rank_are_not_told_serves_without_a_stream(
+    ours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = FakeScheduler.__init__
+    for path in ("", "parallel_config"):
+
+        def cut(self: Any, *, path: str = path, **config: Any) -> None:
+            made(self, **config)
+            delattr(self.vllm_config, path) if path else delattr(self, "vllm_config")
+
+        monkeypatch.setattr(FakeScheduler, "__init__", cut)
+        caplog.clear()
+        scheduler = ours.EvenstepScheduler(evenstep={"snapshots": f"ipc://{tmp_path}/s"})
+        scheduler.add_request(Request("a", 5))
+        output = scheduler.schedule()
+        assert scheduler.update_from_output(output)[0].outputs
+        assert scheduler.evenstep is None
+        scheduler.shutdown()
+        reason = "rank (Scheduler.vllm_config.parallel" if path else "settings (Scheduler.vllm_conf"
+        assert reason in caplog.text
+
+
+def test_admission_that_cannot_work_keeps_the_engine_from_starting(
+    ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"snapshots": f"ipc://{tmp_path}/s", "admission": {"policy": "headroom"}}
+    monkeypatch.delattr(Request, "num_output_placeholders")
+    with pytest.raises(PlugInError, match=r"evenstep\.admission cannot work with vLLM 0\.32\.0"):
+        ours.EvenstepScheduler(evenstep=settings)

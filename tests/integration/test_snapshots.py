@@ -244,6 +244,29 @@ async def test_the_stream_of_another_worker_is_refused_until_the_right_one_comes
     assert router.client.received == 1
 
 
+async def test_what_a_plug_in_cannot_read_is_said_once(
+    engine: Engine, router: Router, caplog: pytest.LogCaptureFixture
+) -> None:
+    await engine.subscribed()
+    part, told = {"unreported": ("power",)}, []
+    for message in (delta(1), delta(2)):
+        await engine.send(msgspec.structs.replace(message, **part))
+        told.append((await router.next()).snapshot.unreported)
+    assert told == [("power",)] * 2
+    assert router.client.problem("w") is None
+    blind = msgspec.structs.replace(delta(3), kind="stateless", unreported=("state", "power"))
+    await engine.send(blind, blind)
+    assert (await router.next()).snapshot == blind
+    said = "its engine's plug-in cannot read %s of this vLLM; the engine's log says why"
+    assert router.client.problem("w") == said % "state, power"
+    await engine.answer(full(4))
+    await router.next()
+    await router.next()
+    assert router.client.problem("w") is None
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [f"w: {said % what}" for what in ("power", "state, power", "nothing")]
+
+
 async def test_fields_that_are_not_known_are_ignored(engine: Engine, router: Router) -> None:
     await engine.subscribed()
     await engine.send(msgspec.msgpack.encode({**fields_of(delta(1)), "colour": "red"}))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable, Generator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from engine_patches.plugin.compat import EngineView
+from engine_patches.plugin.reporter import Reporter
+from engine_patches.plugin.settings import Settings
 from router.core.events import GaugesReceived
 from router.core.state.foreign_load import Gauges
 from router.core.types import WorkerSpec
@@ -18,6 +23,7 @@ from router.engines.gauges import GaugeReader, GaugeSettings
 from tests.support.chaos import SLOTS, body, workers_of
 from tests.support.engine import metric
 from tests.support.fleet import running_fleet
+from tests.support.plugin_engine import FakeScheduler
 from tests.support.scripted import TIMEOUT_S, scripted, soon, until
 from tests.support.server import free_port, running_router, wait_until
 
@@ -155,6 +161,50 @@ def test_plugged_in_and_plain_workers_in_one_group(tmp_path: Path) -> None:
             sources = metric(router, "evenstep_worker_state_source")
             assert (sources, metric(router, "evenstep_worker_foreign_requests")) == (3, 0)
             assert metric(router, "evenstep_engine_metrics_reads_total") > 0
+
+
+@pytest.mark.usefixtures("vllm")
+def test_engines_whose_vllm_lacks_names_are_used_and_say_what_they_lack(tmp_path: Path) -> None:
+    """Emulated engines serve; beside each the plug-in reads a scheduler of another version."""
+
+    class Part(FakeScheduler):
+        def __init__(self, **config: Any) -> None:
+            super().__init__(**config)
+            del self.kv_cache_manager
+
+    class Blind(FakeScheduler):
+        def __init__(self, **config: Any) -> None:
+            super().__init__(**config)
+            del self.finished_req_ids
+
+    with ExitStack() as stack:
+        flags = "--workers", "2", "--slots", str(SLOTS), "--no-barrier", "--time-scale", "8"
+        fleet = stack.enter_context(running_fleet(tmp_path, *flags))
+        specs, first = [], f"tcp://127.0.0.1:{free_port(4)}"
+        for rank, (worker, made) in enumerate(zip(fleet.workers, (Part, Blind), strict=True)):
+            view = EngineView(made(slots=SLOTS, rank=rank))
+            reporter = Reporter(view, Settings(first))
+            stack.callback(reporter.close)
+            spec = worker.partition(",snapshots=")[0]
+            specs += ["--worker", f"{spec},snapshots={reporter.endpoint}"]
+        admin = free_port()
+        specs += ["--metrics-interval", "0.1", "--admin-port", str(admin)]
+        router = stack.enter_context(running_router(tmp_path, *specs))
+        lacks = [["memory", "watermark"], ["state"]]
+        wait_until(
+            _told(router, state_source=["snapshots", "metrics"], unreported=lacks),
+            60,
+            "all is told",
+        )
+        part, blind = workers_of(router)
+        said = "its engine's plug-in cannot read state of this vLLM; the engine's log says why"
+        assert (part["snapshots_problem"], blind["snapshots_problem"]) == (None, said)
+        answers = [httpx.post(f"{router.url}/v1/completions", content=body(5)) for _ in "1234"]
+        assert [answer.status_code for answer in answers] == [200] * 4
+        command = [sys.executable, "-m", "router.cli", "workers", "list", "--url"]
+        listed = subprocess.check_output([*command, f"http://127.0.0.1:{admin}"], text=True)
+        assert listed.count("up: its engine's plug-in cannot read") == 2
+        assert "cannot read memory, watermark" in listed
 
 
 def _told(router: Any, **wanted: list[Any]) -> Callable[[], bool]:

@@ -14,13 +14,25 @@ from router.core.types import FREE_PLACE, RunningRequest, Snapshot
 from tests.support.core import part, snapshot
 from tests.support.plugin_engine import FakeScheduler, Request, SchedulerOutput
 
+ALL = False, False
+
 
 class Engine:
-    """A scheduler, the plug-in's state beside it, and two who read what that says."""
+    """A scheduler, the plug-in's state beside it, and two who read what that says.
 
-    def __init__(self, ahead: int, drafts: int = 0, slots: int = 4) -> None:
+    ``unread``: whether it cannot be read which requests enter, and what each gains.
+    """
+
+    def __init__(
+        self,
+        ahead: int,
+        drafts: int = 0,
+        slots: int = 4,
+        unread: tuple[bool, bool] = ALL,
+    ) -> None:
         self.scheduler = FakeScheduler(drafts=drafts, slots=slots)
-        self.state = EngineState()
+        self.unread_entries, self.unread_tokens = unread
+        self.state = EngineState(lists_all=any(unread))
         self.reader: dict[str, PlacedRow] = {}
         self.feed = Feed()
         self.finished: Counter[str] = Counter()
@@ -43,9 +55,9 @@ class Engine:
 
     def step(self, finish: set[str], preempt: set[str], accepted: int = 0) -> None:
         """In decode the first request keeps so many drafts, the others one more each, in turns."""
-        output = self.scheduler.schedule(preempt)
+        output = self.scheduler.schedule(preempt=preempt)
         self.state.flushed(output.finished_req_ids)
-        for id_, cached in admissions(output):
+        for id_, cached in () if self.unread_entries else admissions(output):
             self.state.admitted(id_, cached)
         self._queue.append(output)
         if len(self._queue) > self._ahead:
@@ -61,9 +73,10 @@ class Engine:
         kept = {id_: (80 * accepted + number) % most for number, id_ in ids}
         results = self.scheduler.update_from_output(output, finish, kept)
         scheduler = self.scheduler
+        got = gained(results, output.num_scheduled_tokens, drafts=scheduler.drafts > 0)
         step = Step(
             scheduler.running,
-            gained(results, output.num_scheduled_tokens, drafts=scheduler.drafts > 0),
+            None if self.unread_tokens else got,
             scheduler.requests,
             scheduler.finished_req_ids,
             output.num_scheduled_tokens,
@@ -73,7 +86,7 @@ class Engine:
             changes = self.state.advance(step)
             assert 0 <= changes.prefill_tokens <= output.total_num_scheduled_tokens
             most = output.total_num_scheduled_tokens - changes.prefill_tokens
-            assert 0 <= changes.decode_tokens <= most
+            assert self.unread_tokens or 0 <= changes.decode_tokens <= most
             self._read(changes)
         self._compare()
 
@@ -103,7 +116,7 @@ class Engine:
                 one.request_id,
                 one.num_prompt_tokens,
                 one.num_output_tokens,
-                one.cached_tokens,
+                0 if self.unread_entries else one.cached_tokens,
                 one.prefill_left,
                 None,
             )
@@ -155,13 +168,19 @@ LATE = [
 ]
 
 
-@example(SWAP, 2, 0)
-@example(LATE, 1, 0)
-@given(st.lists(actions, max_size=60), st.integers(0, 2), st.sampled_from([0, 0, 1, 4, 300]))
+@example(SWAP, 2, 0, ALL)
+@example(LATE, 1, 0, ALL)
+@example(SWAP, 2, 0, (True, True))
+@given(
+    st.lists(actions, max_size=60),
+    st.integers(0, 2),
+    st.sampled_from([0, 0, 1, 4, 300]),
+    st.sampled_from([ALL, ALL, ALL, (True, False), (False, True), (True, True)]),
+)
 def test_what_the_deltas_say_is_what_the_engine_has(
-    history: list[tuple[object, ...]], ahead: int, drafts: int
+    history: list[tuple[object, ...]], ahead: int, drafts: int, unread: tuple[bool, bool]
 ) -> None:
-    engine = Engine(ahead, drafts)
+    engine = Engine(ahead, drafts, unread=unread)
     for name, *arguments in history:
         getattr(engine, str(name))(*arguments)
     engine.drain()
@@ -172,6 +191,7 @@ def test_what_the_deltas_say_is_what_the_engine_has(
     assert engine.finished == Counter(ended)
     assert engine.state._ended <= engine.scheduler.finished_req_ids
     waiting = engine.scheduler.waiting
+    assert engine.state.waiting == len(waiting)
     uncounted = sum(one.num_tokens for one in waiting) - engine.state.waiting_tokens
     begun = sum(one.num_output_tokens > 0 for one in waiting)
     assert 0 <= uncounted <= begun * ahead * (drafts + 1), "of steps under way at the preemption"

@@ -240,6 +240,9 @@ class EngineCoreOutputs:
 class FullAttentionManager:
     """Of a KV group; ``most`` bounds what a request enters with, ``state`` is beside its tokens."""
 
+    kv_cache_group_id = 0
+    block_pool = BlockPool()
+
     def __init__(self, block_size: int, most: int = 1 << 40, state: int = 0, **more: Any) -> None:
         self.block_size = block_size
         self.most, self.state = most, state
@@ -431,7 +434,9 @@ class FakeScheduler:
             if one.status is Status.RUNNING:
                 one.status = Status.FINISHED_ABORTED
 
-    def schedule(self, preempt: Collection[str] = ()) -> SchedulerOutput:
+    def schedule(
+        self, throttle_prefills: bool = False, preempt: Collection[str] = ()
+    ) -> SchedulerOutput:
         for one in [one for one in self.running if one.request_id in preempt]:
             self._preempt(one)
         output = SchedulerOutput(

@@ -63,11 +63,11 @@ class Engine(FakeScheduler):
         self.reporter.arrived(request)
 
     def step(self, finish: set[str] | None = None, preempt: set[str] | None = None) -> None:
-        output = self.schedule(preempt or set())
+        output = self.schedule(preempt=preempt or set())
         self.reporter.scheduled(output, self.now_s)
         self.now_s += 0.5
         results = self.update_from_output(output, finish or set())
-        self.reporter.stepped(output, results)
+        self.reporter.stepped(results, output)
 
 
 def ask_full(dealer: _Socket) -> Snapshot:

@@ -21,7 +21,6 @@ import zmq
 
 from deploy.engine.serve import write_metadata
 from engine_patches.plugin.compat_admission import PREDICTED_KEY
-from engine_patches.plugin.settings import PlugInError
 from router.core.prefix.ids import block_ids, chain, seed
 from router.core.state.feed import Feed
 from router.core.wire import decode, full_endpoint
@@ -60,14 +59,15 @@ class Schedulers:
         longest: int = 4096,
         scheduling_policy: str = "fcfs",
         ahead: int = 1,
+        ranks: int = 1,
         **settings: Any,
     ) -> Any:
         """``Scheduler`` and ``AsyncScheduler`` are vLLM's, with ``Evenstep`` before it ours.
 
         ``ahead``: steps that an asynchronous one schedules before the results of one are in.
         ``remote`` has prompts' KV fetched from elsewhere, by ``remote_kv.RemoteKv``; ``drafts`` is
-        the number of tokens proposed in a step; ``model`` has other KV groups; ``settings`` are the
-        plug-in's.
+        the number of tokens proposed in a step; ``model`` has other KV groups; of ``ranks`` this is
+        the first; ``settings`` are the plug-in's.
         """
         import torch
         from vllm.config import KVTransferConfig
@@ -103,6 +103,7 @@ class Schedulers:
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = blocks
         config.scheduler_config.watermark = watermark
+        config.parallel_config.data_parallel_size = ranks
         spec = FullAttentionSpec(
             block_size=block_tokens, num_kv_heads=1, head_size=32, dtype=torch.bfloat16
         )
@@ -455,27 +456,20 @@ def resident(one: Any) -> int:
 
 
 def names(make: Schedulers) -> dict[str, Any]:
-    """What the plug-in reads and this vLLM has not; the scheduler says it as it starts."""
+    """What the plug-in reads and this vLLM has not."""
     from engine_patches.plugin import compat
-    from engine_patches.plugin.compat_prompts import watch_group_steps
+    from engine_patches.plugin.compat_names import FEATURES, missing
 
-    missing = []
+    absent: dict[str, list[str]] = {feature: [] for feature in FEATURES}
     for flavour in ("EvenstepScheduler", "EvenstepAsyncScheduler"):
-        try:
-            make.make(flavour, prompt_budget=True).shutdown()
-        except PlugInError as error:
-            missing.append(str(error))
-    try:
-        watch_group_steps(lambda *_: None)
-    except PlugInError as error:
-        missing.append(str(error))
-    ends = [
-        name
-        for path, fields in compat.END_CLASSES.items()
-        for name in compat.missing_fields(path, fields)
-    ]
+        scheduler = make.make(flavour)
+        for feature in FEATURES:
+            absent[feature] += missing(scheduler, feature)
+        scheduler.shutdown()
     version = ".".join(compat.version().split(".")[:2])
-    return {"version": version, "missing": missing, "end_signal": ends}
+    ends = absent.pop("end_signal")
+    others = [name for some in absent.values() for name in some]
+    return {"version": version, "missing": others, "end_signal": ends}
 
 
 FLAVOURS = (("EvenstepScheduler", 0), ("EvenstepAsyncScheduler", 1))
@@ -537,6 +531,12 @@ def _names(make: Schedulers, steps: int) -> dict[str, Any]:
     return names(make)
 
 
+def _hidden(make: Schedulers, steps: int) -> dict[str, Any]:
+    from tests.support.hidden_names import hidden
+
+    return hidden(make, steps)
+
+
 def _bench(make: Schedulers, steps: int, sizes: Iterable[int] = (32, 256)) -> dict[str, Any]:
     from tests.support.scheduler_bench import KEPT, bench
 
@@ -575,6 +575,7 @@ TASKS = {
     "check": _check,
     "decided": _decided,
     "drafts": _drafts,
+    "hidden": _hidden,
     "model": _model,
     "names": _names,
     "remote": _remote,

@@ -88,6 +88,7 @@ class _Rank:
 
     offset: int = 0  # the group's step number less the engine's; unknown for a ``stranger``
     stranger: bool = False
+    uncounted: bool = False  # its engine cannot tell which steps of the barrier it only joins
     step: int = -1
     time_s: float = 0.0  # end of the step, by the engine's clock
     step_s: float = 0.0
@@ -160,6 +161,7 @@ class StepLedger:
             before, offset = self._offsets.get(worker_id, (snapshot.epoch, 0))
             sure = self.barrier is True and self._contested >= _PROOF
             rank = _Rank(offset) if before == snapshot.epoch else _Rank(stranger=sure)
+        rank.uncounted = "idle_steps" in snapshot.unreported and not snapshot.wave_step
         resting = rank.step < 0 and not (snapshot.step_s or shares.running)
         number = snapshot.step if resting else self._number(worker_id, rank, snapshot)
         stepped = rank.step != number and not resting
@@ -245,10 +247,11 @@ class StepLedger:
             prompts.append(rank.prompt_tokens if stepped else 0)
             contexts.append(rank.prompt_context if stepped else 0)
         peak, total, old = max(loads), sum(loads), self.totals[state]
-        together = all(
+        counted = not any(rank.uncounted for rank in self._ranks.values())
+        together = counted and all(
             rank.step == self._step or not rank.held_tokens for rank in self._ranks.values()
         )
-        contested = self._contest(loads, together=together)
+        contested = self._contest(loads, together=together, counted=counted)
         cost, waits = self.step_time, {}
         if together and self.barrier is not False:
             waits = self._modelled(cost, loads, running, prompts, contexts)
@@ -294,7 +297,10 @@ class StepLedger:
         if self._watch is not None:  # last: the step is over even if the watcher fails
             self._watch.close(step, dict(zip(self._ranks, loads, strict=True)))
 
-    def _contest(self, loads: Sequence[int], *, together: bool) -> bool:
+    def _contest(self, loads: Sequence[int], *, together: bool, counted: bool) -> bool:
+        if not counted:  # nothing is known of a barrier
+            self._together_share = None
+            return False
         if sum(load > 0 for load in loads) < 2:
             return False
         self._contested = min(self._contested + 1, _REMEMBERED_STEPS)

@@ -178,7 +178,7 @@ class Cluster:
         """True if the event completed a barrier step; late events of ended requests are ignored."""
         match event:
             case ev.SnapshotReceived():
-                return self._group_of[event.worker_id].receive(event)
+                return self._receive(event)
             case ev.CacheTold():
                 told = event.worker_id, event.cache, event.received_s
                 self._group_of[event.worker_id].prefixes.heard(*told, texts=False)
@@ -201,6 +201,14 @@ class Cluster:
                 self._apply_result(event)
             case _:
                 self._apply_request(event)
+        return False
+
+    def _receive(self, event: ev.SnapshotReceived) -> bool:
+        group = self._group_of[event.worker_id]
+        group.workers[event.worker_id].unreported = event.snapshot.unreported
+        if event.snapshot.kind != "stateless":
+            return group.receive(event)
+        group.lose_feed(event.worker_id)
         return False
 
     def _apply_result(self, event: ev.EngineFailed | ev.AnswerEvent) -> None:

@@ -209,7 +209,7 @@ class Feed:
         self.step = snapshot.step
         self.received_s = received_s
         self.step_s = snapshot.step_s
-        self.slots = snapshot.slots
+        self.slots = 0 if "slots" in snapshot.unreported else snapshot.slots  # 0: unknown
         self.waiting = snapshot.waiting
         self.waiting_tokens = snapshot.waiting_tokens
         routed = snapshot.waiting_routed  # an older plug-in does not tell; it may be all

@@ -66,8 +66,10 @@ class StepWatch:
         prompts = snapshot.scheduled_prefill_tokens if stepped else 0
         if before is not None and not stepped:
             prompts = before.prompt_tokens
+        told = "preemptions" not in snapshot.unreported
+        preemptions = snapshot.preemptions_total if told else None
         self._said[worker_id] = Said(
-            running, snapshot.waiting, snapshot.power_w, snapshot.preemptions_total, prompts
+            running, snapshot.waiting, snapshot.power_w, preemptions, prompts
         )
 
     def leave(self, worker_id: str) -> None:

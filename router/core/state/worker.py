@@ -80,6 +80,7 @@ class Worker:
         self.down_reason: str | None = self.trouble  # None while live
         self.draining = False  # true if it receives no more requests
         self.ranks = 0  # as its engine told last, also before it went down
+        self.unreported: tuple[str, ...] = ()  # likewise: what its plug-in cannot read
         self.aside = 0  # requests under way that bypass the pool and need no slot
         self.breaker = Breaker()
         self.service: ServiceRate = GroupRates().join(spec.service_rate)
@@ -410,7 +411,8 @@ class Worker:
         if flight.sent_at is not None and self.feed is not None:
             self.service.group.delay.learn(self.feed.step - flight.sent_at - 1)
             flight.sent_at = None
-        if not flight.compared:  # of several parts the first: the others may hit its blocks
+        # Of several parts the first: the others may hit its blocks.
+        if not (flight.compared or "cached_tokens" in self.unreported):
             flight.compared = True
             self.hit_record.compare(told.prompt_tokens, flight.cached_tokens, told.cached_tokens)
         return flight.max_tokens, flight.numbers.pop(0) if flight.numbers else None

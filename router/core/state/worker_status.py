@@ -28,6 +28,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, gc=False):
     kv_usage: float | None
     service_rate: float | None
     power_w: float | None
+    unreported: tuple[str, ...]  # what its engine's plug-in cannot read of vLLM
     slots_reported: int | None  # by snapshots, as all that follow; None: there are no fresh ones
     running: int | None
     waiting: int | None
@@ -41,6 +42,12 @@ class WorkerStatus(msgspec.Struct, frozen=True, gc=False):
         return {name: getattr(self, name) for name in names}
 
     @property
+    def shortcoming(self) -> str | None:
+        if not self.unreported:
+            return None
+        return f"its engine's plug-in cannot read {', '.join(self.unreported)}"
+
+    @property
     def queued(self) -> int:
         """Part of ``requests`` that does not run yet; without snapshots all slots are in use."""
         running = self.slots if self.running is None else self.running
@@ -49,7 +56,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, gc=False):
 
 def status_of(worker: Worker, now_s: float) -> WorkerStatus:
     """``now_s`` is monotonic."""
-    feed = worker.feed
+    feed, unreported = worker.feed, worker.unreported
     shown = feed or worker.foreign.gauges
     return WorkerStatus(
         spec=worker.spec,
@@ -66,10 +73,11 @@ def status_of(worker: Worker, now_s: float) -> WorkerStatus:
         foreign_requests=worker.foreign.requests,
         load_tokens=worker.load_tokens,
         kept_tokens=worker.kept_tokens if isinstance(worker, PrefillWorker) else None,
-        kv_usage=shown.kv_usage if shown else None,
+        kv_usage=shown.kv_usage if shown and not (feed and "memory" in unreported) else None,
         service_rate=worker.service.known_per_s,
         power_w=worker.power_w(now_s),
-        slots_reported=feed.slots if feed else None,
+        unreported=unreported,
+        slots_reported=feed.slots or None if feed else None,
         running=feed.running if feed else None,
         waiting=feed.waiting if feed else None,
         admissible_tokens=feed.admissible_tokens if feed else None,

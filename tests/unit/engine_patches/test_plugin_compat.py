@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +12,12 @@ from engine_patches.plugin.compat import (
     HIDDEN_LENGTH_KEY,
     EngineView,
     admissions,
-    check,
     check_end_workers,
     end_tokens,
     mark,
     preempted,
 )
+from engine_patches.plugin.compat_names import FEATURES, missing
 from engine_patches.plugin.end_table import EndWriter, table_path
 from engine_patches.plugin.settings import PlugInError
 from engine_patches.power.devices import RankGpus
@@ -46,14 +47,14 @@ def test_what_is_read_of_an_engine() -> None:
     assert view.gpus == RankGpus(1, 2)
     memory = view.memory
     assert (memory.blocks_total, memory.blocks_free, memory.watermark) == (50, 50, 0)
-    assert (view.running, view.waiting, view.ended) == ([], 1, {"b"})
+    assert (view.running, view.ended) == ([], {"b"})
     assert list(view.alive) == ["a"]
 
 
 def test_the_bytes_of_the_kv_cache_in_every_version() -> None:
     scheduler = FakeScheduler()
 
-    def kv_bytes(*tensors: object) -> int:
+    def kv_bytes(*tensors: object) -> int | None:
         scheduler.kv_cache_config.kv_cache_tensors = list(tensors)
         return EngineView(scheduler).kv_bytes
 
@@ -83,7 +84,9 @@ def test_where_the_rank_s_gpus_are() -> None:
     parallel.assigned_physical_gpu_ids = [4, 5]
     assert EngineView(scheduler).gpus == RankGpus(16, 0, machines=2, assigned=[4, 5])
     parallel.distributed_executor_backend = "ray"
-    assert EngineView(scheduler).gpus.placed_by == "the executor ray"
+    gpus = EngineView(scheduler).gpus
+    assert gpus is not None
+    assert gpus.placed_by == "the executor ray"
 
 
 def test_admissions_and_preemptions_of_a_step() -> None:
@@ -97,26 +100,64 @@ def test_admissions_and_preemptions_of_a_step() -> None:
     assert not preempted(SchedulerOutput())
 
 
-@pytest.mark.parametrize("name", ["running", "kv_cache_manager", "max_num_running_reqs"])
-def test_a_missing_attribute_is_named_with_the_version(name: str) -> None:
-    scheduler = FakeScheduler()
-    delattr(scheduler, name)
-    with pytest.raises(PlugInError, match=rf"vLLM 0\.32\.0: it has no Scheduler\..*{name}"):
-        check(scheduler)
+def lacks(scheduler: object) -> dict[str, str]:
+    """What cannot be read of it, and why."""
+    return EngineView(scheduler).lacks
 
 
-def test_a_nested_attribute_is_named() -> None:
+def test_all_can_be_read_of_a_whole_one() -> None:
+    view = EngineView(FakeScheduler())
+    assert view.lacks == {}
+    assert [missing(FakeScheduler(), feature) for feature in FEATURES] == [[]] * len(FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("path", "feature"),
+    [
+        ("running", "state"),
+        ("max_num_running_reqs", "slots"),
+        ("kv_cache_manager.watermark_blocks", "watermark"),
+        ("kv_cache_manager.block_pool.get_num_free_blocks", "memory"),
+        ("kv_cache_config.kv_cache_tensors", "memory_check"),
+        ("vllm_config.parallel_config.assigned_physical_gpu_ids", "power"),
+        ("vllm_config.parallel_config.data_parallel_size", "ranks"),
+    ],
+)
+def test_a_missing_attribute_takes_its_feature_away(path: str, feature: str) -> None:
     scheduler = FakeScheduler()
-    del scheduler.kv_cache_manager.block_pool.get_num_free_blocks
-    with pytest.raises(PlugInError, match=r"block_pool\.get_num_free_blocks\. Tested versions"):
-        check(scheduler)
+    owner, _, name = path.rpartition(".")
+    delattr(attrgetter(owner)(scheduler) if owner else scheduler, name)
+    (found, reason), *others = lacks(scheduler).items()
+    assert (found, others) == (feature, [])
+    assert reason.startswith("Scheduler.")
+    assert path in reason
+
+
+def test_a_whole_part_that_is_gone_takes_several_away() -> None:
+    scheduler = FakeScheduler()
+    del scheduler.kv_cache_manager
+    view = EngineView(scheduler)
+    assert view.lacks.keys() == {"memory", "watermark"}
+    assert (view.kv_memory, view.readable) == (None, True)
+    assert view.read("prefix_cache", lambda: 1, None, "memory") is None
+    assert "block_pool.num_gpu_blocks" in view.lacks["prefix_cache"]
+
+
+def test_a_rank_is_known_without_its_number_if_it_is_the_only_one() -> None:
+    for ranks, rank in ((1, 0), (2, None)):
+        scheduler = FakeScheduler(ranks=ranks)
+        del scheduler.vllm_config.parallel_config.data_parallel_index
+        view = EngineView(scheduler)
+        assert (view.rank, [*view.lacks]) == (rank, ["rank", "power"])
+    del scheduler.vllm_config.parallel_config
+    view = EngineView(scheduler)
+    assert (view.rank, view.ranks, view.lockstep) == (None, 0, True)
 
 
 def test_a_kv_group_without_a_block_size_is_named() -> None:
     scheduler = FakeScheduler()
     del scheduler.kv_cache_manager.coordinator.single_type_managers[0].block_size
-    with pytest.raises(PlugInError, match=r"KV group's block_size"):
-        check(scheduler)
+    assert lacks(scheduler) == {"memory": "FullAttentionManager (KV group).block_size"}
 
 
 def test_arguments_that_vllm_s_memory_no_longer_takes_are_named() -> None:
@@ -126,9 +167,28 @@ def test_arguments_that_vllm_s_memory_no_longer_takes_are_named() -> None:
 
     scheduler = FakeScheduler()
     scheduler.kv_cache_manager.coordinator = Coordinator(Renamed(16))
-    message = r"it has no Renamed\.get_num_blocks_to_allocate\(6 arguments, apply_admission_cap\)\."
-    with pytest.raises(PlugInError, match=message):
-        check(scheduler)
+    (reason,) = lacks(scheduler).values()
+    assert reason.startswith("Renamed (KV group).get_num_blocks_to_allocate(_, _, _, _, _, _, app")
+
+
+def test_a_part_that_fails_as_it_is_read_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(FullAttentionManager):
+        def get_num_blocks_to_allocate(self, *args: Any, **named: Any) -> int:
+            raise OSError(5)
+
+    scheduler = FakeScheduler()
+    scheduler.kv_cache_manager.coordinator = Coordinator(Failing(16))
+    scheduler.vllm_config.parallel_config.world_size = "two"
+    assert lacks(scheduler).keys() == {"memory", "power"}
+    assert "evenstep: memory cannot be read" in caplog.text
+    assert "OSError: 5" in caplog.text
+
+
+def test_an_attribute_that_raises_is_missing() -> None:
+    class Broken(FakeScheduler):
+        requests = property(lambda _: 1 / 0, lambda *_: None)
+
+    assert lacks(Broken()) == {"state": "Scheduler.requests"}
 
 
 def test_a_missing_class_or_field_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,10 +197,11 @@ def test_a_missing_class_or_field_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(sys.modules["vllm.v1.request"], "Request", Bare)
     monkeypatch.delattr(sys.modules["vllm.v1.core.sched.output"], "NewRequestData")
-    with pytest.raises(PlugInError) as raised:
-        check(FakeScheduler())
-    assert "Request.num_prompt_tokens" in str(raised.value)
-    assert "vllm.v1.core.sched.output.NewRequestData" in str(raised.value)
+    monkeypatch.setitem(sys.modules, "vllm.v1.kv_cache_interface", None)
+    found = lacks(FakeScheduler())
+    assert "Request.num_prompt_tokens" in found["state"]
+    assert found["cached_tokens"] == "vllm.v1.core.sched.output.NewRequestData"
+    assert found["memory_check"] == "vllm.v1.kv_cache_interface.KVCacheTensor"
 
 
 def test_a_method_that_takes_something_else_is_named() -> None:
@@ -156,23 +217,26 @@ def test_a_method_that_takes_something_else_is_named() -> None:
         def add_request(self, request: Any) -> None:
             pass
 
-    with pytest.raises(PlugInError, match=r"Scheduler\.add_request\(request\)"):
-        check(Ours())
+    assert lacks(Ours()) == {"state": "Scheduler.add_request(request)"}
 
 
-def test_a_method_that_is_gone_is_named() -> None:
+def test_a_method_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     class NotOfVllm(FakeScheduler):
         __module__ = "elsewhere"
 
-    scheduler = NotOfVllm()
-    FakeScheduler.__module__, before = "elsewhere", FakeScheduler.__module__
-    try:
-        with pytest.raises(
-            PlugInError, match=r"Scheduler\.schedule, Scheduler\.update_from_output"
-        ):
-            check(scheduler)
-    finally:
-        FakeScheduler.__module__ = before
+    monkeypatch.setattr(FakeScheduler, "__module__", "elsewhere")
+    assert "Scheduler.schedule(), Scheduler.add_request(request)" in lacks(NotOfVllm())["state"]
+
+
+def test_what_is_missing_is_said_once_with_the_version(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler: Any = FakeScheduler()
+    EngineView(scheduler).say()
+    assert caplog.records == []
+    del scheduler.max_num_running_reqs
+    EngineView(scheduler).say()
+    (line,) = [one.getMessage() for one in caplog.records]
+    assert "of vLLM 0.32.0 the plug-in cannot read: slots (Scheduler.max_num_active_reqs" in line
+    assert "Tested versions: 0.26, " in line
 
 
 def test_a_request_is_marked_for_the_workers() -> None:
@@ -208,8 +272,7 @@ def test_the_end_signal_needs_its_logits_processor(monkeypatch: pytest.MonkeyPat
     ):
         EngineView(scheduler).open_ends()
     monkeypatch.delattr(SamplingParams, "ignore_eos")
-    with pytest.raises(PlugInError, match=r"it has no SamplingParams\.ignore_eos"):
-        EngineView(scheduler).open_ends()
+    assert missing(scheduler, "end_signal") == ["SamplingParams.ignore_eos"]
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ class Gated:
         """Who runs in it."""
         self.gate.open()
         try:
-            output = self.scheduler.schedule(preempt)
+            output = self.scheduler.schedule(preempt=preempt)
         finally:
             self.gate.close()
         self.gate.scheduled(output)
@@ -406,12 +406,12 @@ def test_who_chooses_needs_a_queue_in_order_of_arrival() -> None:
 def test_names_that_are_missing_are_said() -> None:
     scheduler: Any = FakeScheduler()
     del scheduler.policy
-    with pytest.raises(PlugInError, match=r"it has no Scheduler.policy.value"):
-        Entrance(scheduler)
+    with pytest.raises(PlugInError, match=r"admission cannot work .* no Scheduler.policy.value"):
+        EngineView(scheduler).require("admission")
     scheduler = FakeScheduler()
     del scheduler.kv_holding_waiting
     with pytest.raises(PlugInError, match=r"no Scheduler.kv_holding_waiting or skipped_waiting"):
-        Entrance(scheduler)
+        EngineView(scheduler).require("admission")
 
 
 def test_hybrid_models_count_in_blocks_of_all_groups() -> None:

@@ -1,7 +1,6 @@
 """What the plug-in tells of a prefix cache, on a block pool with vLLM's names."""
 
 import logging
-import sys
 from array import array
 from enum import Enum
 from types import SimpleNamespace
@@ -330,19 +329,3 @@ def test_caches_without_ids_or_too_large_are_not_told(
     made.kv_cache_manager.block_pool.num_gpu_blocks = blocks + 1
     reason = f"it has {blocks} blocks of {size} tokens; at most 262144 are told"
     assert reason in why_not(made, caplog)
-
-
-def test_missing_names_are_told_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool: Any = BlockPool()
-    pool.cache_full_blocks = lambda request, blocks: None
-    monkeypatch.delattr(sys.modules["vllm.v1.core.kv_cache_utils"].KVCacheBlock, "block_hash")
-    monkeypatch.setitem(sys.modules, "vllm.lora.request", None)
-    line = why_not(scheduler(manager(pool)), caplog)
-    assert "vLLM 0.32.0 has no vllm.lora.request.LoRARequest, " in line
-    assert "block_pool.cache_full_blocks(request, blocks, num_cached_blocks" in line
-
-
-def test_a_pool_of_another_kind_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    assert "block_pool.cache_full_blocks" in why_not(scheduler(FullAttentionManager(16)), caplog)

@@ -74,6 +74,25 @@ def test_what_prompts_add_is_what_the_worker_with_most_of_them_computes() -> Non
     assert totals.prompt_s == pytest.approx(400 * 2e-5), "of the step whose cost is known"
 
 
+@pytest.mark.parametrize("lacking", [(), ("idle_steps",)])
+def test_ranks_whose_idle_steps_are_unknown_claim_no_barrier(lacking: tuple[str, ...]) -> None:
+    """Their numbers agree by chance."""
+    ledger = StepLedger()
+    ledger.fixed = StepTime(1e-3, 1e-6)
+    closed(ledger, Said("a", 1, 100), Said("b", 1, 60))
+    assert ledger.barrier
+    for step in (2, 3):
+        for worker, load in (("a", 100), ("b", 60)):
+            told = replace(snapshot("delta", step, step_s=0.5), unreported=lacking)
+            ledger.report(worker, StepShares(load, load), told, EMPTY)
+            ledger.complete("ab", EMPTY)
+    totals = ledger.totals[EMPTY]
+    assert (totals.steps, totals.imbalance_tokens) == (3, 3 * 40)
+    counted = 1 if lacking else 3
+    assert (totals.contested_steps, totals.timed_s > 1.0) == (counted, not lacking)
+    assert ledger.barrier is (None if lacking else True)
+
+
 def test_averages_are_differences_of_totals() -> None:
     ledger = StepLedger()
     assert closed(ledger, Said("a", 1, 10), Said("b", 1, 4), Said("b", 2, 5), Said("a", 2, 11)) == [

@@ -7,6 +7,7 @@ import pytest
 from msgspec import structs
 
 from router.core.events import Arrived, Ended, Event, FeedStale, Progressed, WorkerDown
+from router.core.prefix.hit_totals import HitTotals
 from router.core.state.cluster import Cluster
 from router.core.types import Dispatch, Outcome, PoolState, WorkerSpec
 from tests.support.clusters import cluster_of, figures, send, show
@@ -214,3 +215,27 @@ def test_a_restarted_engine_leaves_its_steps_behind() -> None:
     assert show(cluster, snapshot("full", 1, running("y", 5), epoch="e2")) == [True]
     assert cluster.groups["default"].totals[PoolState.EMPTY].steps == 2
     assert cluster.worker("a").load_tokens == 5
+
+
+def test_an_engine_that_has_no_state_to_tell_is_known_by_own_counts() -> None:
+    cluster = cluster_of()
+    show(cluster, snapshot("full", 1, running("theirs", 50, 5)))
+    blind = structs.replace(snapshot("full", 2), kind="stateless", unreported=("state", "power"))
+    show(cluster, blind)
+    worker = send(cluster, request(1, 100))
+    assert figures(worker) == (100, 1, 1)
+    assert (worker.feed, worker.unreported, worker.full_wanted) == (None, ("state", "power"), True)
+    show(cluster, structs.replace(snapshot("full", 1, running("theirs", 50, 5)), epoch="next"))
+    assert (figures(worker), worker.unreported) == ((155, 2, 1), ())
+
+
+@pytest.mark.parametrize("lacking", [(), ("cached_tokens",)])
+def test_only_engines_that_tell_prefixes_found_prove_predictions(lacking: tuple[str, ...]) -> None:
+    cluster = cluster_of()
+    show(cluster, structs.replace(snapshot("full", 1), unreported=lacking))
+    worker = send(cluster, request(1, 100))
+    (flight,) = worker._in_flight.values()
+    flight.compared = False
+    seen = snapshot("delta", 2, running(part(1), 100, 1))
+    show(cluster, structs.replace(seen, unreported=lacking))
+    assert (worker.hit_record.totals == HitTotals()) is bool(lacking)

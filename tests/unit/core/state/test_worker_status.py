@@ -3,7 +3,7 @@
 import msgspec
 
 from router.core.state.worker_status import status_of
-from router.core.types import StateSource, WorkerSpec, prefill_stage
+from router.core.types import DEFAULT_SLOTS, StateSource, WorkerSpec, prefill_stage
 from tests.support.clusters import cluster_of, send, show
 from tests.support.core import part, request, running, snapshot
 
@@ -34,6 +34,19 @@ def test_with_snapshots_the_engines_are() -> None:
     assert (status.source, status.age_s) == (StateSource.SNAPSHOTS, 6.0)
     assert (status.running, status.waiting, status.queued) == (3, 2, 2)
     assert (status.sequence, status.requests) == (1, 5)
+    assert (status.unreported, status.shortcoming) == ((), None)
+
+
+def test_what_an_engine_s_plug_in_cannot_read_is_not_known() -> None:
+    cluster = cluster_of(WorkerSpec("a", "http://a", snapshots="tcp://a"))
+    lacking = "memory", "slots"
+    show(cluster, msgspec.structs.replace(snapshot("full", 1), unreported=lacking))
+
+    status = status_of(cluster.worker("a"), 7.0)
+
+    assert (status.slots, status.slots_reported, status.kv_usage) == (DEFAULT_SLOTS, None, None)
+    assert status.unreported == lacking
+    assert status.shortcoming == "its engine's plug-in cannot read memory, slots"
 
 
 def test_only_prefill_workers_keep_prompts() -> None:
