@@ -59,7 +59,7 @@ class _Hidden:
 
 
 @contextlib.contextmanager
-def _without(owner: type, name: str) -> Iterator[None]:
+def without(owner: type, name: str) -> Iterator[None]:
     """Hide an attribute of a class's objects from the plug-in."""
     mro = [base for base in owner.__mro__ if base.__module__.startswith("vllm.")]
     holder = next((base for base in mro if name in vars(base)), owner)
@@ -142,7 +142,7 @@ def hidden(make: Schedulers, steps: int) -> dict[str, Any]:
         for places, features in names.items():
             with contextlib.ExitStack() as stack:
                 for place in places:
-                    stack.enter_context(_without(*place))
+                    stack.enter_context(without(*place))
                 ranks = 2 if features <= {"idle_steps", "group_steps"} else 1
                 told = _Run(make, flavour, ahead, steps, ends, ranks).told()
                 found = told, _is_refused(make, flavour)
