@@ -178,7 +178,8 @@ class Reporter:
         publisher = self._publisher
         with publisher.lock:
             # During a KV transfer from or to another engine no step computes anything.
-            moved = self._free() != self._blocks_free
+            memory = self._memory
+            moved = memory is not None and memory.blocks_free != self._blocks_free
             moved = moved or self._state.waiting != publisher.message.waiting
             if tokens or self._state.changed(step) or moved:
                 self._steps = number if tokens else self._steps
@@ -191,9 +192,8 @@ class Reporter:
                 publisher.message.prompt_budget = prompt_budget
                 publisher.message.step_s = now_s - began_s if tokens else 0.0
                 publisher.message.scheduled_prefill_tokens = changes.prefill_tokens
-                publisher.message.scheduled_decode_tokens = (
-                    changes.decode_tokens * engine.reads_tokens
-                )
+                decoded = changes.decode_tokens if engine.reads_tokens else 0
+                publisher.message.scheduled_decode_tokens = decoded
                 publisher.publish_changes(
                     changes.rows,
                     changes.finished,
@@ -218,21 +218,16 @@ class Reporter:
             log.exception("evenstep: the state stream was not closed properly")
 
     def _open(self, settings: Settings, rank: int) -> SnapshotPublisher:
-        engine, memory = self._engine, self._memory
-        if memory is not None:
-            self._blocks_free = memory.blocks_total
-        admissible = self._admissible_blocks(self._blocks_free)
+        engine = self._engine
         initial = StepReport(
             step=0,
             time_s=self._wall(),
             step_s=0.0,
             slots=engine.slots,
-            kv_groups=() if memory is None else memory.groups,
-            admissible_kv_tokens=self._admissible_tokens(admissible),
-            admissible_blocks=admissible,
             prompt_budget=None if self._prompts is None else 0,
             unreported=(*engine.lacks,),
         )
+        self._note_memory(initial)
         try:
             if settings.secret_key_file is not None:
                 keys = settings.secret_key_file, settings.allowed_keys
@@ -290,37 +285,29 @@ class Reporter:
 
     def _describe(self, message: SnapshotMessage) -> None:
         """Update the fields that do not depend on a step."""
-        memory, free = self._memory, self._free()
         message.step = self._steps
         message.time_s = self._wall()
         message.waiting = self._state.waiting
         message.waiting_tokens = self._state.waiting_tokens
         message.waiting_routed = self._state.waiting_routed
-        admissible = self._admissible_blocks(free)
-        if admissible != message.admissible_blocks:
-            message.admissible_blocks = admissible
-            message.admissible_kv_tokens = self._admissible_tokens(admissible)
+        self._note_memory(message)
         if self._admissible is not None:
             message.admission = self._admissible.admission
         message.preemptions_total = self._preemptions
-        if memory is not None and free != self._blocks_free:
+
+    def _note_memory(self, message: SnapshotMessage | StepReport) -> None:
+        memory = self._memory
+        if memory is None:
+            return
+        free = memory.blocks_free
+        told = None if self._admissible is None else self._admissible.admissible_blocks
+        admissible = max(0, free - memory.watermark) if told is None else told
+        if admissible != message.admissible_blocks:
+            message.admissible_blocks = admissible
+            message.admissible_kv_tokens = memory.kv.tokens(admissible)
+        if free != self._blocks_free:
             self._blocks_free = free
             message.kv_groups = memory.used(memory.blocks_total - free)
-
-    def _free(self) -> int:
-        """Free blocks; below 0: unknown."""
-        return -1 if self._memory is None else self._memory.blocks_free
-
-    def _admissible_blocks(self, blocks_free: int) -> int | None:
-        told = None if self._admissible is None else self._admissible.admissible_blocks
-        if self._memory is None or told is not None:
-            return told
-        return max(0, blocks_free - self._memory.watermark)
-
-    def _admissible_tokens(self, blocks: int | None) -> int | None:
-        if self._memory is None or blocks is None:
-            return None
-        return self._memory.kv.tokens(blocks)
 
     def _answer(self) -> None:
         try:
