@@ -122,3 +122,19 @@ def _look_ahead_row(run: Figures) -> Row:
         f"{run['ratio']:.2f} ({least:.2f} to {most:.2f})",
         f"{100 * gained:+.1f} %",
     )
+
+
+def end_signal_skill() -> Table:
+    """Brier skill of what foretells a trained model's ends, by steps ahead."""
+    horizons = kept("end_signal/skill.json")["skill"]["horizons"]
+    ways = next(iter(horizons.values()))["skill"]
+    rows = [
+        (way, *(_with_interval(found["skill"][way]) for found in horizons.values())) for way in ways
+    ]
+    header = ("foretold by, steps ahead", *horizons)
+    return words_table(header, rows)
+
+
+def _with_interval(found: Sequence[float]) -> str:
+    mean, low, high = (f"{each:.3f}" for each in found)
+    return mean if low == high else f"{mean} ({low} to {high})"

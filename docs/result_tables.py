@@ -268,6 +268,7 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "solver gaps, memory": decision_tables.solver_gaps_with_memory,
     "hindsight": decision_tables.hindsight,
     "look-ahead": decision_tables.look_ahead,
+    "end signal, skill": decision_tables.end_signal_skill,
     "lockstep": engine_tables.lockstep,
     "prompts on ranks": engine_tables.prompts_on_ranks,
     "serving, live": engine_tables.serving_live,

@@ -1,6 +1,6 @@
 """Whole vLLM engines inside one process; run by the engine's interpreter, in the engine's venv.
 
-PYTHONPATH=. VENV/bin/python -m tests.support.real_engines MODEL steps|ends|skill NUMBER
+PYTHONPATH=. VENV/bin/python -m tests.support.real_engines MODEL steps|ends NUMBER
 """
 
 from __future__ import annotations
@@ -20,16 +20,6 @@ from typing import Any
 import zmq
 
 from deploy.engine.serve import write_metadata
-from router.core.forecast.end_signals import (
-    Departure,
-    LearningSignal,
-    ReportedSignal,
-    SkillMeter,
-    SurvivalSignal,
-)
-from router.core.forecast.forecast import Running
-from router.core.state.feed import Feed
-from router.core.state.running_table import RunningTable
 from router.core.wire import decode
 
 RUNNING = 32
@@ -46,9 +36,6 @@ class Engine:
     Args:
         model: folder of the checkpoint.
         flags: further arguments of vLLM's ``EngineArgs``.
-
-    Attributes:
-        by_themselves: whether requests end by their end tokens, not at a length.
     """
 
     def __init__(self, model: str, **flags: Any) -> None:
@@ -66,7 +53,6 @@ class Engine:
             **flags,
         )
         self.engine = LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
-        self.by_themselves = False
         self._rng = random.Random(1)
         self._requests = 0
 
@@ -83,9 +69,7 @@ class Engine:
             self._requests += 1
             tokens = self._rng.randrange(100, 301)
             prompt = {"prompt_token_ids": [9] * self._rng.randrange(16, 128)}
-            if self.by_themselves:
-                tokens = 1500
-            parameters = SamplingParams(max_tokens=tokens, ignore_eos=not self.by_themselves)
+            parameters = SamplingParams(max_tokens=tokens, ignore_eos=True)
             self.engine.add_request(f"cmpl-es-{self._requests:020x}-0", prompt, parameters)
 
     def step(self) -> tuple[float, float]:
@@ -258,50 +242,6 @@ def chance(logprobs: dict[int, Any], temperature: float, tokens: list[int]) -> f
     return sum(weights[token] for token in tokens) / sum(weights.values())
 
 
-# --- skill ----------------------------------------------------------------------------------------
-
-
-def skill(model: str, endpoint: str, number: int) -> dict[str, float | None]:
-    """Brier skill of both signals, as the router measures it, and the bytes of a step.
-
-    Requests end by themselves; what the router reads is all that the signals get.
-    """
-    engine, messages = with_end_signal(model, endpoint)
-    engine.by_themselves = True
-    table = RunningTable()
-    feed = Feed(table.worker())
-    signals = {"reported": ReportedSignal(), "survival": SurvivalSignal()}
-    meters = {name: SkillMeter() for name in signals}
-    size = ended = 0
-    feed.apply(decode(messages.recv()), 0.0)  # a heartbeat: from here on nothing is missed
-    for _ in range(number):
-        engine.step()
-        message = messages.recv()
-        size += len(message)
-        feed.apply(decode(message), 0.0)
-        running = table.running([0])
-        for name, signal in signals.items():
-            learn(signal, meters[name], [departure for _, departure in feed.departures], running)
-        ended += len(feed.departures)
-        feed.departures.clear()
-    skills = {name: meter.skill for name, meter in meters.items()}
-    return {**skills, "bytes": size / number, "ended": ended}
-
-
-def learn(signal: Any, meter: SkillMeter, departures: list[Departure], running: Running) -> None:
-    """One step, in the router's order."""
-    for departure in departures:
-        meter.ended(departure)
-        if isinstance(signal, LearningSignal):
-            signal.ended(departure)
-    meter.advance(1)
-    if isinstance(signal, LearningSignal):
-        signal.advance(1)
-        signal.observe(running)
-    if meter.due and len(running):
-        meter.note(running, signal)
-
-
 def read(endpoint: str) -> zmq.Socket[bytes]:
     """A router's end of the stream."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
@@ -318,7 +258,7 @@ def main() -> None:
     sys.path.insert(0, str(folder))
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     gc.freeze()
-    task = {"steps": steps, "ends": ends, "skill": skill}[sys.argv[2]]
+    task = {"steps": steps, "ends": ends}[sys.argv[2]]
     with tempfile.TemporaryDirectory(prefix="evenstep-") as streams:
         report = task(sys.argv[1], f"ipc://{streams}/s", int(sys.argv[3]))
     sys.stdout.write("\n" + json.dumps(report) + "\n")

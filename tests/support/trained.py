@@ -41,13 +41,13 @@ class Trained:
 
 
 @contextlib.contextmanager
-def running_trained(where: Installation, folder: Path) -> Iterator[Trained]:
-    """Run it until the block ends; ``folder`` is for the log."""
+def running_trained(where: Installation, folder: Path, *more: str) -> Iterator[Trained]:
+    """Run it until the block ends; ``folder`` is for the log, ``more`` are flags of vLLM."""
     endpoint = f"tcp://127.0.0.1:{free_port(2)}"
     config = json.dumps({"evenstep": {"snapshots": endpoint}})
     model = replace(where, model=where.trained)
     environment = {"PYTHONPATH": str(ROOT)}
-    flags = (*FLAGS, "--additional-config", config)
+    flags = (*FLAGS, "--additional-config", config, *more)
     with running_engine(model, folder, *flags, environment=environment) as server:
         yield Trained(server, endpoint)
 

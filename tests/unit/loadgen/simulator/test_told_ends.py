@@ -1,0 +1,69 @@
+"""What a trained model's engine reported of its answers, and a router that reads it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadgen.simulator.decode.oracle import Foreseen
+from router.core.forecast.end_signals import ReportedSignal
+from router.core.forecast.forecast import NO_CAP
+from tests.support.recorded_ends import MOST_TOKENS, Answers, reported
+from tests.support.told_ends import Telling
+
+DATA = Path(__file__).resolve().parents[3] / "data"
+PROMPTS = DATA / "prompts/prompts.jsonl.gz"
+
+
+@pytest.fixture(scope="module")
+def answers() -> Answers:
+    return Answers.load(DATA / "end_signal/recorded.npz", PROMPTS)
+
+
+def test_an_answer_has_a_probability_for_each_of_its_tokens(answers: Answers) -> None:
+    assert len(answers.tokens) == len(answers.stopped) == len(set(answers.prompts)) > 400
+    assert len(answers.told) == len(answers.raw) == answers.tokens.sum()
+    assert answers.tokens.max() == MOST_TOKENS
+    assert (answers.tokens[~answers.stopped] == MOST_TOKENS).all()
+    # Sampled: an end token that was taken was likelier there than elsewhere.
+    lasts = answers.raw[(answers.starts + answers.tokens - 1)[answers.stopped]]
+    assert np.median(lasts) > 100 * np.median(answers.raw)
+
+
+def test_a_probability_is_told_again_once_it_has_changed_by_half_and_by_enough() -> None:
+    averages = [1e-5, 4e-4, 6e-4, 8e-4, 1.2e-3, 0.01, 0.0149, 0.0051, 0.0049]
+    told = [1e-5, 1e-5, 6e-4, 6e-4, 1.2e-3, 0.01, 0.01, 0.01, 0.0049]
+    assert reported(averages) == told
+
+
+def test_what_is_kept_is_read_again(answers: Answers, tmp_path: Path) -> None:
+    answers.write(tmp_path / "again.npz", PROMPTS)
+    again = Answers.load(tmp_path / "again.npz", PROMPTS)
+    assert again.prompts == answers.prompts
+    for name in ("prompt_tokens", "tokens", "stopped", "told", "raw"):
+        assert (getattr(again, name) == getattr(answers, name)).all()
+
+
+def test_a_request_reports_what_its_answer_did(answers: Answers) -> None:
+    chosen, made = int(np.argmax(answers.tokens * answers.stopped)), np.arange(4)
+    tokens = int(answers.tokens[chosen])
+    ones = np.ones(4, dtype=np.int64)
+    running = Foreseen(
+        id=np.arange(4),
+        worker=0 * ones,
+        prompt_tokens=answers.prompt_tokens[chosen] * ones,
+        generated_tokens=made,
+        max_tokens=NO_CAP * ones,
+        end_probability=np.full(4, np.nan),
+        prefill_left=0 * ones,
+        from_tokens=0 * ones,
+        remaining=tokens - made,
+        held_tokens=made,
+    )
+    start = answers.starts[chosen]
+    told = replace(
+        running, end_probability=np.array([np.nan, *answers.told[start : start + 3].tolist()])
+    )
+    found = Telling(answers, ReportedSignal()).chances(running, np.array([[16]]))
+    assert found == pytest.approx(ReportedSignal().chances(told, np.array([[16]])))
