@@ -23,7 +23,7 @@ from router.core.types import DEFAULT_SLOTS
 
 log = logging.getLogger("vllm.evenstep")
 
-TESTED_VERSIONS = ("0.26", "0.32", "0.33")
+TESTED_VERSIONS = ("0.26", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
 
 # Needed by the logits processors; the keys are those of a request's ``vllm_xargs``.
 END_KEY = "evenstep_request"

@@ -515,6 +515,12 @@ def _bounded(make: Schedulers, steps: int) -> dict[str, Any]:
     }
 
 
+def _matrix(make: Schedulers, steps: int) -> dict[str, Any]:
+    """Several tasks, of so many steps each: to import vLLM takes longer."""
+    tasks = (_names, _check, _remote, _drafts, _decided, _bounded, _admission)
+    return {task.__name__[1:]: task(make, steps) for task in tasks}
+
+
 def _capacity(make: Schedulers, steps: int) -> dict[str, Any]:
     from tests.support.kv_capacity import capacity
 
@@ -576,6 +582,7 @@ TASKS = {
     "decided": _decided,
     "drafts": _drafts,
     "hidden": _hidden,
+    "matrix": _matrix,
     "model": _model,
     "names": _names,
     "remote": _remote,
