@@ -10,7 +10,7 @@ PURE := router/core/* engine_patches/admission/* loadgen/diagnose/analysis/* $(a
     recording/lines.py recording/recorder.py observe/observed.py)
 
 .NOTPARALLEL:
-.PHONY: help venv engine prometheus ray up up-envoy demo figures gpu test test-fast test-engine soak check format docs bench bench-router clean
+.PHONY: help venv engine prometheus ray up up-envoy demo figures gpu test test-fast test-engine test-releases soak check format docs bench bench-router clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -86,13 +86,16 @@ LANES = nice -n 10 $(PYTEST) -p no:cacheprovider -m "$(1)" --cov --cov-report= $
 	$(BIN)/coverage report --include="$$(echo '$(PURE)' | tr ' ' ,)" --fail-under=100 && exit $$failed
 
 # Two lanes: what mostly starts and computes, beside engines whose steps are timed.
-COMPUTING := $(addprefix tests/integration/test_,engine_versions.py engine_capacity.py engine_plan.py engine_plugin.py)
+COMPUTING := $(addprefix tests/integration/test_,engine_versions.py engine_releases.py engine_capacity.py engine_plan.py engine_plugin.py)
 test-engine: engine  ## the slow proofs on real vLLM
 	@REQUIRE_ENGINE=1; export REQUIRE_ENGINE; \
 	nice -n 2 $(PYTEST) -p no:cacheprovider $(SLOWEST) -m "engine and slow" $(COMPUTING) >.parts.log 2>&1 & \
 	parts=$$!; trap 'kill $$parts; exit 1' INT TERM; \
 	$(PYTEST) $(SLOWEST) -m "engine and slow" $(COMPUTING:%=--ignore=%); failed=$$?; \
 	wait $$parts || failed=1; cat .parts.log; rm .parts.log; exit $$failed
+
+test-releases: engine  ## whole CPU engines of every release that can be had (half an hour)
+	EVENSTEP_ALL_RELEASES=1 REQUIRE_ENGINE=1 $(PYTEST) $(SLOWEST) -m "engine and slow" tests/integration/test_engine_releases.py
 
 soak: $(READY)  ## the long runs on emulated workers, and FastAPI's data plane in processes
 	$(PYTEST) -m "slow and not engine"

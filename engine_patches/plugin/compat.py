@@ -1,6 +1,6 @@
 """What the plug-in reads of vLLM; no module beside ``compat*`` may read any.
 
-``compat_names`` has the names. They are the same in vLLM 0.26, 0.32 and 0.33, but for those with an
+``compat_names`` has the names. They are the same in vLLM 0.26 to 0.33, but for those with an
 "or"; ``_kv_bytes`` has a difference too.
 """
 

@@ -35,7 +35,7 @@ LONGEST = ("0.26", "0.32", "0.33")
 
 def test_all_versions_are_here() -> None:
     assert tuple(RELEASES) == TESTED_VERSIONS
-    assert LONGEST == (min(RELEASES), "0.32", max(RELEASES))
+    assert (min(RELEASES), "0.32", max(RELEASES)) == LONGEST
 
 
 @pytest.mark.parametrize("version", [one for one in RELEASES if one not in LONGEST])

@@ -94,14 +94,15 @@ class Watched:
 
 @contextlib.contextmanager
 def watching(
-    installation: Installation, folder: Path, *flags: str, **settings: Any
+    installation: Installation, folder: Path, *flags: str, vllm: Path | None = None, **settings: Any
 ) -> Iterator[Watched]:
-    """Serve the tiny model with the plug-in; ``settings`` are the plug-in's."""
+    """Serve the tiny model with the plug-in, by this vLLM; ``settings`` are the plug-in's."""
     endpoint = f"tcp://127.0.0.1:{free_port(2)}"
     plug_in = {"snapshots": endpoint, "group": "g", "worker": "w", **settings}
     config = json.dumps({"evenstep": plug_in})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(install(folder))]))
+        paths = [*([] if vllm is None else [vllm]), ROOT, install(folder)]
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
         patch.setenv("STAT_LOG_FILE", str(folder / "stats.jsonl"))
         more = ("--additional-config", config)
         with running_engine(installation, folder, *flags, *more) as server:
