@@ -135,6 +135,30 @@ def end_signal_skill() -> Table:
     return words_table(header, rows)
 
 
+def end_signal_gain() -> Table:
+    """Imbalance and throughput by what look-ahead knows of a trained model's ends."""
+    ways = kept("end_signal/skill.json")["gain"]["ways"]
+    rows = [
+        (
+            way,
+            _between(found["skills"], "{:.2f}"),
+            _between(found["horizons"], "{}"),
+            _with_interval(found["imbalance"]),
+            _with_interval(found["tokens_per_s"]),
+        )
+        for way, found in ways.items()
+    ]
+    header = ("look-ahead knows", "skill", "H", "imbalance", "tokens/s")
+    return words_table(header, rows)
+
+
 def _with_interval(found: Sequence[float]) -> str:
     mean, low, high = (f"{each:.3f}" for each in found)
     return mean if low == high else f"{mean} ({low} to {high})"
+
+
+def _between(each: Sequence[float | None], form: str) -> str:
+    """Least and most of those that are known."""
+    known = [one for one in each if one is not None]
+    bounds = [form.format(one) for one in (min(known), max(known))] if known else ["–"]
+    return " to ".join(dict.fromkeys(bounds))

@@ -269,6 +269,7 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "hindsight": decision_tables.hindsight,
     "look-ahead": decision_tables.look_ahead,
     "end signal, skill": decision_tables.end_signal_skill,
+    "end signal, gain": decision_tables.end_signal_gain,
     "lockstep": engine_tables.lockstep,
     "prompts on ranks": engine_tables.prompts_on_ranks,
     "serving, live": engine_tables.serving_live,

@@ -46,6 +46,7 @@ LINES = Path(tempfile.gettempdir()) / "evenstep-recorded-ends.jsonl"
 HORIZONS = (1, 4, 16, 64)
 EVERY = 4  # tokens between two judged states of an answer
 FOLDS = 5
+RIDGE = 50.0
 RESAMPLED = 400
 WORDS = ("list", "write", "essay", "story", "code", "explain", "short", "sentence", "step", "email")
 
@@ -96,13 +97,18 @@ def learned(answers: Answers, kept: NDArray[np.bool_]) -> SurvivalSignal:
 
 
 def logistic(features: Floats, outcomes: Floats) -> Floats:
-    """Weights by Newton's method, with a small ridge."""
-    weights = np.zeros(features.shape[1])
+    """Weights by Newton's method, the first one's feature being 1; a ridge holds back the others.
+
+    The states of one answer are alike, so that a rare word could else explain a few answers.
+    """
+    weights, ridge = np.zeros(features.shape[1]), np.full(features.shape[1], RIDGE)
+    ridge[0] = 1e-6
+    weights[0] = log_odds(outcomes.mean(keepdims=True))[0]
     for _ in range(30):
         chances = 1 / (1 + np.exp(-np.clip(features @ weights, -30, 30)))
-        slope = features.T @ (outcomes - chances) - 1e-3 * weights
+        slope = features.T @ (outcomes - chances) - ridge * weights
         curve = (features * (chances * (1 - chances))[:, None]).T @ features
-        step = np.linalg.solve(curve + 1e-3 * np.eye(len(weights)), slope)
+        step = np.linalg.solve(curve + np.diag(ridge), slope)
         weights += step
         if np.abs(step).max() < 1e-6:
             break

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from loadgen.simulator.decode.oracle import Foreseen
 from router.core.forecast.end_signals import ReportedSignal
 from router.core.forecast.forecast import NO_CAP
+from tests.support import told_ends
 from tests.support.recorded_ends import MOST_TOKENS, Answers, reported
-from tests.support.told_ends import Telling
+from tests.support.told_ends import Telling, gains
 
 DATA = Path(__file__).resolve().parents[3] / "data"
 PROMPTS = DATA / "prompts/prompts.jsonl.gz"
@@ -67,3 +69,18 @@ def test_a_request_reports_what_its_answer_did(answers: Answers) -> None:
     )
     found = Telling(answers, ReportedSignal()).chances(running, np.array([[16]]))
     assert found == pytest.approx(ReportedSignal().chances(told, np.array([[16]])))
+
+
+def test_runs_are_compared_with_those_of_no_look_ahead(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small: dict[str, Any] = {"workers": 4, "slots": 16, "steps": 900, "warmup": 100}
+    monkeypatch.setattr(told_ends, "SIZES", small)
+    shown = {way: told_ends.WAYS[way] for way in ("none", "auto", "oracle")}
+    monkeypatch.setattr(told_ends, "WAYS", shown)
+    ways = gains(answers, 1)["ways"]
+    assert ways["none"]["imbalance"] == ways["none"]["tokens_per_s"] == [1.0, 1.0, 1.0]
+    assert ways["oracle"]["skills"] == [1.0]
+    assert ways["oracle"]["horizons"][0] > 0
+    assert ways["oracle"]["imbalance"] != [1.0, 1.0, 1.0]
+    assert 0 < ways["auto"]["skills"][0] < 1
