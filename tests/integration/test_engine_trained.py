@@ -150,9 +150,11 @@ def test_the_turns_of_a_conversation_are_found_in_the_cache(noting: Noting) -> N
 
 
 @pytest.mark.slow
-def test_its_steps_are_learned(trained: Trained) -> None:
+def test_its_steps_are_learned(engine_installation: Installation, tmp_path: Path) -> None:
     """Looser than on a machine with nothing else to do, see tests/bench/bench_engine_steps.py."""
-    with reading([trained.endpoint]) as log:
+    # Without a prefix cache, as in that bench.
+    engine = running_trained(engine_installation, tmp_path)
+    with engine as trained, reading([trained.endpoint]) as log:
         answered(trained.server, chats(24, seed=2), max_tokens=100)
         log.rest(24)
     steps = [Step.of(step) for _, step in sorted(rank_steps(log.snapshots[0]).items())]
