@@ -17,7 +17,12 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from engine_patches.plugin.compat import EngineView, version, watch_dummy_batches
+from engine_patches.plugin.compat import (
+    EngineView,
+    version,
+    watch_dummy_batches,
+    watch_shared_steps,
+)
 from engine_patches.plugin.compat_cache import open_cache
 from engine_patches.plugin.compat_prompts import PromptTokens, watch_group_steps
 from engine_patches.plugin.entrance import Entrance
@@ -59,6 +64,8 @@ class EvenstepMixin:
             self._prompts = engine.read("prompt_budget", lambda: self._bound(engine), None, *needs)
         if engine.lockstep:
             engine.read("idle_steps", lambda: watch_dummy_batches(self._idled), None)
+            unknown = engine.next_shared
+            engine.next_shared = engine.read("shared_steps", watch_shared_steps, unknown)
         prefixes = engine.read(
             "prefix_cache", lambda: self._cached(engine), None, "state", "memory"
         )

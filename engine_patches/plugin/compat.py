@@ -45,6 +45,7 @@ class EngineView:
             is alone. 0: unknown.
         rank, kv_memory, gpus: None: unknown.
         kv_bytes: of the KV cache on each GPU; None: unknown.
+        next_shared: ``wave`` and ``wave_step`` of the step that begins next; zeros: unknown.
         drafts: whether it may propose tokens, so that requests gain several in a step.
     """
 
@@ -53,6 +54,7 @@ class EngineView:
         self.lacks: dict[str, str] = {}
         self.ranks = self.read("ranks", lambda: int(_parallel(scheduler).data_parallel_size), 0)
         self.lockstep = self.ranks != 1
+        self.next_shared: Callable[[], tuple[int, int]] = lambda: (0, 0)
         only = None if self.lockstep else 0
         self.rank = self.read("rank", lambda: int(_parallel(scheduler).data_parallel_index), only)
         self.slots = self.read(
@@ -267,6 +269,22 @@ def watch_dummy_batches(began: Callable[[], None]) -> None:
         return execute(core, *args, **named)
 
     setattr(engine, DUMMY_BATCH, counted)
+
+
+def watch_shared_steps() -> Callable[[], tuple[int, int]]:
+    """``EngineView.next_shared`` of an engine in lockstep, from the beginning of its loop."""
+    module, name = LOCKSTEP_ENGINE
+    engine = getattr(import_module(module), name)
+    loop = engine.run_busy_loop
+    looping: list[Any] = []
+
+    @wraps(loop)
+    def noted(core: Any, *args: Any, **named: Any) -> Any:
+        looping[:] = [core]
+        return loop(core, *args, **named)
+
+    engine.run_busy_loop = noted
+    return lambda: (looping[0].current_wave, looping[0].step_counter + 1) if looping else (0, 0)
 
 
 def version() -> str:

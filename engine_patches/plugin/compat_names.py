@@ -59,6 +59,8 @@ FEATURES: Mapping[str, Names] = {
     "ranks": {SCHEDULER: (f"{_PARALLEL}.data_parallel_size",)},
     # Of data-parallel ranks: steps in which one has nothing to compute.
     "idle_steps": {_ENGINE: ("execute_dummy_batch()",)},
+    # Of data-parallel ranks: the count of steps that they share.
+    "shared_steps": {_ENGINE: ("run_busy_loop()", "current_wave", "step_counter")},
     "slots": {SCHEDULER: (SLOTS,)},
     # That requests gain; without them each message lists all requests.
     "tokens": {

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import zmq
 
@@ -60,6 +60,16 @@ class Admissible(Protocol):
     def admission(self) -> str: ...
 
 
+class _Begun(NamedTuple):
+    """A step that was scheduled, whose results are still to come."""
+
+    output: Any
+    began_s: float
+    number: int  # among the barrier's steps
+    prompt_budget: int | None
+    shared: tuple[int, int]  # as ``EngineView.next_shared``
+
+
 class Reporter:
     """One engine's state stream; PlugInError: it cannot be bound, or the keys are unusable.
 
@@ -98,7 +108,7 @@ class Reporter:
         self._preemptions = 0
         self._blocks_free = -1
         self._last_end_s: float | None = None
-        self._ahead: deque[tuple[Any, float, int, int | None]] = deque(maxlen=_STEPS_AHEAD)
+        self._ahead: deque[_Begun] = deque(maxlen=_STEPS_AHEAD)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate: CurveGate | None = None
         self._closing = threading.Event()
@@ -142,7 +152,8 @@ class Reporter:
         """Note a scheduled step; its results come later, possibly after other steps'."""
         self._steps_begun += output.total_num_scheduled_tokens > 0
         tokens = None if self._prompts is None else self._prompts.tokens
-        self._ahead.append((output, began_s, self._steps_begun, tokens))
+        shared = self._engine.next_shared()
+        self._ahead.append(_Begun(output, began_s, self._steps_begun, tokens, shared))
         if self._engine.reads_preemptions:
             self._preemptions += len(compat.preempted(output))
         # No lock is needed: a full snapshot does not contain what is noted here.
@@ -166,13 +177,13 @@ class Reporter:
         """``results`` are those of ``update_from_output``, whose arguments follow."""
         output = scheduler_output
         now_s = self._clock()
-        began_s, number, prompt_budget = self._began(output, now_s)
+        begun = self._begun(output, now_s)
         engine = self._engine
         scheduled = output.num_scheduled_tokens
         gained = None
         if engine.reads_tokens:
             gained = compat.gained(results, scheduled, drafts=engine.drafts)
-        ahead = [later.num_scheduled_tokens for later, *_ in self._ahead]
+        ahead = [later.output.num_scheduled_tokens for later in self._ahead]
         step = Step(engine.running, gained, engine.alive, engine.ended, scheduled, ahead)
         tokens = output.total_num_scheduled_tokens
         publisher = self._publisher
@@ -182,15 +193,17 @@ class Reporter:
             moved = memory is not None and memory.blocks_free != self._blocks_free
             moved = moved or self._state.waiting != publisher.message.waiting
             if tokens or self._state.changed(step) or moved:
-                self._steps = number if tokens else self._steps
+                if tokens:
+                    self._steps = begun.number
+                    publisher.message.wave, publisher.message.wave_step = begun.shared
                 if self._ends is not None:
                     step = step._replace(end_probabilities=self._ends.changed())
                 changes = self._state.advance(step)
                 if self._prefixes is not None:
                     self._prefixes.stepped(changes.finished)
                 self._describe(publisher.message)
-                publisher.message.prompt_budget = prompt_budget
-                publisher.message.step_s = now_s - began_s if tokens else 0.0
+                publisher.message.prompt_budget = begun.prompt_budget
+                publisher.message.step_s = now_s - begun.began_s if tokens else 0.0
                 publisher.message.scheduled_prefill_tokens = changes.prefill_tokens
                 decoded = changes.decode_tokens if engine.reads_tokens else 0
                 publisher.message.scheduled_decode_tokens = decoded
@@ -270,18 +283,16 @@ class Reporter:
             self._gate.close()
         self._context.destroy(linger=0)
 
-    def _began(self, output: Any, now_s: float) -> tuple[float, int, int | None]:
-        """The step's start time, its number among the barrier's steps, and its prompt budget.
-
-        It starts at the end of the step before, unless the engine was idle then.
-        """
-        scheduled_s, number = now_s, self._steps_begun
-        tokens = self._publisher.message.prompt_budget
+    def _begun(self, output: Any, now_s: float) -> _Begun:
+        """The step; it starts at the end of the one before, unless the engine was idle then."""
+        message = self._publisher.message
+        shared = message.wave, message.wave_step
+        found = _Begun(output, now_s, self._steps_begun, message.prompt_budget, shared)
         while self._ahead:
-            other, scheduled_s, number, tokens = self._ahead.popleft()
-            if other is output:
+            found = self._ahead.popleft()
+            if found.output is output:
                 break
-        return scheduled_s if self._last_end_s is None else self._last_end_s, number, tokens
+        return found if self._last_end_s is None else found._replace(began_s=self._last_end_s)
 
     def _describe(self, message: SnapshotMessage) -> None:
         """Update the fields that do not depend on a step."""

@@ -2,10 +2,8 @@
 
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-from prometheus_client.parser import text_string_to_metric_families
-
+from tests.support.barrier_accounts import Accounts
 from tests.support.chaos import cluster, live
 from tests.support.replays import replaying
 from tests.support.server import Server, wait_until
@@ -16,28 +14,8 @@ STEPS = 100
 LOAD = ("--arrivals", "closed:24", "--max-tokens", "200", "--requests", "100000")
 
 
-class Accounts(NamedTuple):
-    """Of the group's steps so far."""
-
-    steps: float
-    worker_s: float
-    known_s: float  # part of it of which it is known how long workers waited
-
-    @classmethod
-    def of(cls, router: Server) -> "Accounts":
-        totals: dict[str, float] = {}
-        for family in text_string_to_metric_families(router.get("/metrics").text):
-            for sample in family.samples:
-                totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
-        return cls(
-            totals["evenstep_barrier_steps_total"],
-            totals["evenstep_step_seconds_total"] * RANKS,
-            totals["evenstep_timed_worker_seconds_total"],
-        )
-
-
 def have_stepped(router: Server, before: float) -> bool:
-    return Accounts.of(router).steps >= before + STEPS
+    return Accounts.of(router, RANKS).steps >= before + STEPS
 
 
 def test_a_rank_restarts_five_times_under_load(tmp_path: Path) -> None:
@@ -52,10 +30,9 @@ def test_a_rank_restarts_five_times_under_load(tmp_path: Path) -> None:
             fleet.fault(rank, "kill")
             wait_until(lambda: not live(router), WAIT_S, "the group is down")
             fleet.restore(rank)
-            before = Accounts.of(router)
+            before = Accounts.of(router, RANKS)
             wait_until(partial(have_stepped, router, before.steps), WAIT_S, "they step again")
-            after = Accounts.of(router)
-            known_s, worker_s = after.known_s - before.known_s, after.worker_s - before.worker_s
-            shares.append(known_s / worker_s)
+            after = Accounts.of(router, RANKS)
+            shares.append(after.known_since(before))
             assert after.steps < before.steps + 3 * STEPS, "judged within its first steps"
     assert min(shares) > 0.95, shares

@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.barrier_accounts import Accounts
 from tests.support.engine import Installation
-from tests.support.moe_lockstep.ranks import SLOTS, Group, moe_installation, running_ranks
+from tests.support.moe_lockstep.ranks import (
+    RANKS,
+    SLOTS,
+    Group,
+    moe_installation,
+    running_ranks,
+)
 from tests.support.moe_lockstep.runs import (
     Trial,
     both,
@@ -18,6 +25,7 @@ from tests.support.moe_lockstep.runs import (
     overtakings,
     replay,
     routing,
+    states,
     workers,
 )
 from tests.support.server import Server, wait_until
@@ -138,10 +146,27 @@ def test_a_trace_through_the_router(group: Group, flags: tuple[str, ...], tmp_pa
 
 
 @external
-def test_without_one_rank_the_group_is_down(group: Group, tmp_path: Path) -> None:
-    with routing(group, tmp_path) as router:
+def test_without_one_rank_the_group_is_down_and_all_of_it_comes_back(
+    group: Group, moe_engine: Installation, tmp_path: Path
+) -> None:
+    """How long the new ranks wait is known at once, since they count their steps together."""
+    with routing(group, tmp_path, "--step-time", "0.01,1e-6") as router:
+        replay(router.url, group, tmp_path, REQUESTS // 2, seed=1)
+        before = Accounts.of(router, RANKS)
+        assert before.known_s / before.worker_s > 0.95
         group.servers[1].kill()
         wait_until(lambda: in_lockstep_with_the_second(router), WAIT_S, "both are down")
+        for server in group.servers:
+            server.stop()
+        down = Accounts.of(router, RANKS)
+        again = tmp_path / "again"
+        again.mkdir()
+        with running_ranks(moe_engine, again, at=group) as new:
+            wait_until(lambda: states(router) == [("fresh", True)] * 2, WAIT_S, "both are back")
+            replay(router.url, new, again, REQUESTS // 2, seed=2)
+            after = Accounts.of(router, RANKS)
+    assert after.steps > down.steps + 100
+    assert after.known_since(down) > 0.95
 
 
 def in_lockstep_with_the_second(router: Server) -> bool:

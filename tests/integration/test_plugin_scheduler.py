@@ -82,6 +82,29 @@ def test_a_rank_of_a_group_counts_the_steps_that_it_only_joins(
     scheduler.shutdown()
 
 
+def test_a_rank_of_a_group_tells_the_count_that_all_share(
+    ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = plugin_engine.DPEngineCoreProc
+    for name in ("execute_dummy_batch", "run_busy_loop"):
+        monkeypatch.setattr(core, name, getattr(core, name))
+    endpoint = f"ipc://{tmp_path}/s"
+    scheduler = ours.EvenstepScheduler(ranks=2, evenstep={"snapshots": endpoint})
+    engine = core()
+    told = []
+
+    def step() -> None:
+        scheduler.update_from_output(scheduler.schedule(), set())
+        full = ask_full(endpoint)
+        told.append((full.step, full.wave, full.wave_step))
+
+    scheduler.add_request(Request("a", 5))
+    engine.run_busy_loop(step, engine.execute_dummy_batch, step)
+    engine.run_busy_loop(step)
+    assert told == [(1, 0, 1), (3, 0, 3), (4, 1, 1)]
+    scheduler.shutdown()
+
+
 def test_a_budget_comes_over_the_channel_and_bounds_steps(
     ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +153,7 @@ def test_ranks_whose_idle_steps_cannot_be_counted_say_so(
     scheduler = ours.EvenstepScheduler(ranks=2, evenstep=settings)
     full = ask_full(endpoint)
     assert (full.ranks, full.prompt_budget) == (2, None)
-    assert full.unreported == ("prompt_budget", "idle_steps")
+    assert full.unreported == ("prompt_budget", "idle_steps", "shared_steps")
     scheduler.shutdown()
 
 

@@ -143,7 +143,7 @@ def hidden(make: Schedulers, steps: int) -> dict[str, Any]:
             with contextlib.ExitStack() as stack:
                 for place in places:
                     stack.enter_context(without(*place))
-                ranks = 2 if features <= {"idle_steps", "group_steps"} else 1
+                ranks = 2 if features <= {"idle_steps", "group_steps", "shared_steps"} else 1
                 told = _Run(make, flavour, ahead, steps, ends, ranks).told()
                 found = told, _is_refused(make, flavour)
             if found != (expected(features), refuses(features)):

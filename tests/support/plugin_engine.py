@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
@@ -325,12 +325,18 @@ class Store:
 class DPEngineCoreProc:
     """An engine whose steps are a group's."""
 
-    step_counter = dp_rank = 0
+    step_counter = current_wave = dp_rank = 0
     dp_size = 3
 
     def __init__(self, *others: int) -> None:
         self.dp_group = others
         self.dp_store = Store(others)
+
+    def run_busy_loop(self, *turns: Callable[[], object]) -> None:
+        for turn in turns:
+            turn()
+            self._has_global_unfinished_reqs(True)
+        self.current_wave, self.step_counter = self.current_wave + 1, 0
 
     def execute_dummy_batch(self) -> str:
         return "computed for the others"

@@ -60,7 +60,11 @@ def moe_installation(where: Installation, folder: Path) -> Installation:
 
 @contextlib.contextmanager
 def running_ranks(
-    where: Installation, folder: Path, *flags: str, balancer: bool = False
+    where: Installation,
+    folder: Path,
+    *flags: str,
+    balancer: bool = False,
+    at: Group | None = None,
 ) -> Iterator[Group]:
     """Run a group until the block ends.
 
@@ -69,9 +73,11 @@ def running_ranks(
         folder: for logs and the plug-in's entry.
         flags: further ones of ``vllm serve``.
         balancer: one server, and vLLM's own balancer between the ranks.
+        at: a group that has ended, whose ports this one takes.
     """
     # Each stream takes two.
-    port = free_port(2 * RANKS + 1)
+    port = free_port(2 * RANKS + 1) if at is None else int(at.endpoints[0].rpartition(":")[2])
+    https = [None] * RANKS if at is None else [server.port for server in at.servers]
     rpc_port = port + 2 * RANKS
     streams = {"evenstep": {"snapshots": f"tcp://127.0.0.1:{port}", "prompt_budget": True}}
     common = (*FLAGS, "--data-parallel-rpc-port", str(rpc_port), *flags)
@@ -84,9 +90,11 @@ def running_ranks(
     with contextlib.ExitStack() as stack:
         servers = [
             stack.enter_context(
-                starting_engine(where, folder, *common, *own, environment={"PYTHONPATH": path})
+                starting_engine(
+                    where, folder, *common, *own, environment={"PYTHONPATH": path}, port=http
+                )
             )
-            for own in (alone if balancer else each)
+            for own, http in zip(alone if balancer else each, https, strict=False)
         ]
         for server in servers:
             wait_ready(server, 2 * READY_S)
