@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 
@@ -22,7 +22,7 @@ from loadgen.simulator.decode.simulated_router import PARAMETERS
 from loadgen.traces.trace import BUNDLED, load_trace
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
-from router.core.types import Assignment, Dispatch, Request, WorkerView
+from router.core.types import Assignment, Request, WorkerView
 
 # Kept metrics of a run, with the look-ahead's parameters and skill.
 _KEPT = (
@@ -69,16 +69,17 @@ class Case(Trial):
         if config.known_profile is not None:
             return None
         default = DecodeConfig(policy="bfio", lengths=lengths, pool=usual_pool(config.arrivals))
-        flags = [f"--policy {config.policy}", f"--lengths {lengths.name}"]
+        if config.prefill is not None:
+            default = replace(default, prefill=PrefillConfig(config.prefill.workers))
+        usual = _flags(default)
+        words = [f"--policy {config.policy}", f"--lengths {lengths.name}"]
         if isinstance(lengths, TraceLengths):
             bundled = {path.name: name for name, path in BUNDLED.items()}
-            flags[1] = f"--trace {shlex.quote(bundled.get(lengths.name, lengths.name))}"
-        for name in _PLAIN_FLAGS:
-            value = getattr(config, name)
-            if value != getattr(default, name):
-                shown = value.value if isinstance(value, Dispatch) else value
-                flags.append(f"{flag(name)} {shown}")
-        return " ".join(["evenstep simulate decode", *flags, *_composed_flags(config, default)])
+            words[1] = f"--trace {shlex.quote(bundled.get(lengths.name, lengths.name))}"
+        for name, value in _flags(config).items():
+            if value != usual[name] or name == "--prefill-workers":
+                words.append(f"{name} {value}")
+        return " ".join(["evenstep simulate decode", *words])
 
     def depends_on(self, seed: int) -> list[object]:
         lengths, drawn = self.config.lengths, self.config.lengths.name
@@ -145,31 +146,29 @@ def settings(config: DecodeConfig) -> dict[str, object]:
 
 _PLAIN_FLAGS = (
     *("workers", "slots", "pool", "steps", "warmup", *PARAMETERS),
-    *("deadline_steps", "dispatch_delay", "overcommit", "kv_tokens", "arrivals", "dispatch"),
+    *("deadline_steps", "dispatch_delay", "overcommit", "kv_tokens", "arrivals"),
     "size_error",
 )
 
 
-def _composed_flags(config: DecodeConfig, default: DecodeConfig) -> Iterator[str]:
-    profile, time = config.profile, config.step_time
-    if config.knowledge != default.knowledge:
-        yield f"--lookahead {config.knowledge}"
-    if profile.growth != default.profile.growth:
-        yield f"--drift {profile.growth:g}"
-    if profile.prefill_beta:
-        yield f"--prefill-cost {profile.prefill_beta:g},{profile.prefill_chunk}"
-    if time != default.step_time:
-        yield f"--step-time {time}"
-    if (prefill := config.prefill) is None:
-        return
-    usual = PrefillConfig(prefill.workers)
-    computes, transfer = prefill.time, prefill.transfer
-    yield f"--prefill-workers {prefill.workers}"
-    if computes != usual.time:
-        yield f"--prefill-step-time {computes.base_s:g},{computes.per_token_s:g}"
-    if prefill.chunk != usual.chunk:
-        yield f"--prefill-chunk {prefill.chunk}"
-    if prefill.kv_tokens:
-        yield f"--prefill-kv-tokens {prefill.kv_tokens}"
-    if transfer != usual.transfer:
-        yield f"--kv-transfer-time {transfer.latency_s:g},{transfer.per_token_s:g}"
+def _flags(config: DecodeConfig) -> dict[str, str]:
+    """All flags of a command line with their values, except policy and lengths."""
+    profile, prefill = config.profile, config.prefill
+    plain = {flag(name): getattr(config, name) for name in _PLAIN_FLAGS}
+    flags = plain | {
+        "--dispatch": config.dispatch.value,
+        "--lookahead": config.knowledge,
+        "--drift": f"{profile.growth:g}",
+        "--prefill-cost": f"{profile.prefill_beta:g},{profile.prefill_chunk}",
+        "--step-time": config.step_time,
+    }
+    if prefill is not None:
+        computes, transfer = prefill.time, prefill.transfer
+        flags |= {
+            "--prefill-workers": prefill.workers,
+            "--prefill-step-time": f"{computes.base_s:g},{computes.per_token_s:g}",
+            "--prefill-chunk": prefill.chunk,
+            "--prefill-kv-tokens": prefill.kv_tokens,
+            "--kv-transfer-time": f"{transfer.latency_s:g},{transfer.per_token_s:g}",
+        }
+    return {name: str(value) for name, value in flags.items()}
