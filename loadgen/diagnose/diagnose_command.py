@@ -1,6 +1,5 @@
 """``evenstep diagnose``: does balancing matter on this cluster?"""
 
-import json
 import math
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from loadgen.run.options import flag
 from loadgen.traces.recordings import load_recording
 from router.access.key_files import first_key
 from router.commands.json_output import STDOUT, json_option, write_json
+from router.config.given_files import read_json
 from router.config.worker_notation import unknown
 from router.core.errors import ConfigError, InputError
 from router.core.policies.policy_table import POLICIES
@@ -137,12 +137,7 @@ def recording_from(url: str, seconds: float, key: str | None = None) -> Recordin
 
 def earlier_report(file: Path) -> dict[str, Any]:
     """An earlier diagnosis; InputError: there is no such file, or it is no JSON object."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"--before: {file}: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"--before: {file} is no JSON ({error!s:.80})") from error
+    found = read_json(file, "--before: ")
     if not isinstance(found, dict):
         raise InputError(f"--before: {file} is no diagnosis that --json wrote")
     return found

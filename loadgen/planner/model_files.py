@@ -4,12 +4,12 @@ Only weight matrices count; biases and norms are below a thousandth. Where layer
 dense ones before experts), all count as the larger kind. Vision and audio parts do not count.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from router.config.given_files import read_json
 from router.core.errors import InputError
 
 # Feed-forward parts with two matrices; others have three, with a gate.
@@ -82,12 +82,7 @@ def read_model(
         kv_cache_dtype: ``auto`` (the type of the computation: 16 bits), or an 8-bit type.
     """
     file = path / "config.json" if path.is_dir() else path
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"model: cannot read {file}: {error.strerror}") from None
-    except ValueError as error:
-        raise InputError(f"model: {file} is not JSON: {error}") from None
+    found = read_json(file, "model: ")
     if not isinstance(found, dict):
         raise InputError(f"model: {file} is not a model's config.json")
     return _Reader(found, str(file)).numbers(weight_bits, 1 if "8" in kv_cache_dtype else 2)

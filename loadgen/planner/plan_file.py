@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from loadgen.planner.gpus import Gpu, gpu
 from loadgen.planner.model_files import MAX_BLOCKS, ModelNumbers, read_model
-from router.config.toml_file import read_toml
+from router.config.given_files import read_toml
 from router.config.worker_notation import complaint, unknown
 from router.core.errors import ConfigError
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from router.commands.json_output import STDOUT, json_option, write_json
+from router.config.given_files import read_json
 from router.core.errors import ConfigError, InputError
 from router.core.forecast.forecast import Ints
 from router.core.policies.bfio.instances import from_json
@@ -83,14 +83,11 @@ def solve_file(
 
 
 def _read(file: Path) -> Instance:
+    found = read_json(file)
     try:
-        return from_json(json.loads(file.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}") from error
+        return from_json(found)
     except InputError as error:
         raise InputError(f"{file}: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file} is not JSON: {error}") from error
 
 
 def _optimum(instance: Instance, start: Ints, time_limit_s: float) -> ExactSolution:

@@ -18,9 +18,9 @@ from pydantic_settings import EnvSettingsSource
 
 from router.access.key_files import KEYS_VARIABLE
 from router.config.balancing_settings import REPLACED
+from router.config.given_files import read_toml
 from router.config.serve_settings import PREFIX, SETTINGS, ServeSettings
 from router.config.setting import range_of
-from router.config.toml_file import read_toml
 from router.config.worker_notation import complaint, unknown
 from router.core.errors import ConfigError
 

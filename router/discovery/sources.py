@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from router.config.discover_notation import Discover
-from router.config.toml_file import read_toml
+from router.config.given_files import read_toml
 from router.config.worker_notation import parse_workers
 from router.core.errors import ConfigError, EvenstepError
 from router.core.types import WorkerSpec

@@ -115,7 +115,7 @@ def test_a_cut_recording_of_nothing(evenstep: Run, tmp_path: Path) -> None:
         (("--recording", "x", "--price", "inf"), "--price must be a number from 0 up, got inf"),
         (("--recording", "x", "--time-scale", "0"), "--time-scale"),
         (("--recording", "x", "--policies", "bfoi"), "--policies: unknown policy 'bfoi'; did you"),
-        (("--recording", "x", "--before", "none.json"), "--before: none.json: No such file"),
+        (("--recording", "x", "--before", "no.json"), "--before: cannot read no.json: No such"),
         (("--recording", "x", "--json", "no/x.json"), "--json: cannot write no/x.json"),
     ],
 )
@@ -128,7 +128,7 @@ def test_bad_input(evenstep: Run, flags: tuple[str, ...], message: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "is no JSON"), ("[]", "is no diagnosis that --json wrote"), ("{}", "predicts nothing")],
+    [("{", "is not JSON"), ("[]", "is no diagnosis that --json wrote"), ("{}", "predicts nothing")],
 )
 def test_an_earlier_diagnosis_that_is_none(
     evenstep: Run, uneven: str, tmp_path: Path, text: str, message: str

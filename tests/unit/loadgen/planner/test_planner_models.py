@@ -220,6 +220,7 @@ def test_what_it_cannot_use_is_said(tmp_path: Path, config: object, told: str) -
 def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read .*config\.json: No such file"):
         read_model(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(InputError, match="is not JSON"):
-        read_model(tmp_path / "config.json")
+    for text in ("{", "[" * 100_000):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(InputError, match="is not JSON"):
+            read_model(tmp_path / "config.json")
