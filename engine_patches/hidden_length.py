@@ -4,8 +4,8 @@
 
 A request's end token comes as token ``evenstep_output_tokens`` of its ``vllm_xargs``, none earlier.
 The router and the scheduler see its ``max_tokens`` alone. A request that ignores end tokens, or
-lacks the field, is unchanged. The emulated engine does the same. For vLLM's first model runner.
-Imported by vLLM only.
+lacks the field, is unchanged. The emulated engine does the same. For both of vLLM's model
+runners. Imported by vLLM only.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
+from vllm.v1.sample.logits_processor import process_dict_updates
 
 from engine_patches.plugin.compat import HIDDEN_LENGTH_KEY, end_tokens
+from engine_patches.plugin.runners import Chosen, FirstRunners, SecondRunners, Slots, on_device
 
 # Next to it every other token's probability is 0 in 32 bits at any temperature. It stays finite
 # when divided by the lowest temperature that vLLM samples at.
@@ -37,7 +38,7 @@ class _Request:
         return self.output_tokens - 1 - len(self.output)
 
 
-class HiddenLength(LogitsProcessor):  # type: ignore[misc]
+class _First(FirstRunners):  # type: ignore[misc]
     """Each step writes all its logits in one operation on the device, without synchronization.
 
     The written values change only when requests enter, leave or reach their last token.
@@ -51,13 +52,6 @@ class HiddenLength(LogitsProcessor):  # type: ignore[misc]
         self._steps_left: float = 0
         self._places: tuple[torch.Tensor, torch.Tensor] = (torch.tensor(()), torch.tensor(()))
         self._values = torch.tensor(())
-
-    @classmethod
-    def validate_params(cls, sampling_params: Any) -> None:
-        """A ValueError is reported to the client."""
-        length = (sampling_params.extra_args or {}).get(HIDDEN_LENGTH_KEY)
-        if length is not None and (type(length) is not int or length < 1):
-            raise ValueError(f"{HIDDEN_LENGTH_KEY} must be a positive integer")
 
     def is_argmax_invariant(self) -> bool:
         # It makes the end token win, or suppresses it.
@@ -98,13 +92,58 @@ class HiddenLength(LogitsProcessor):  # type: ignore[misc]
         self._values = self._tensor(values, torch.float32)
 
     def _tensor(self, values: Any, kind: torch.dtype) -> torch.Tensor:
-        made = torch.tensor(values, dtype=kind, pin_memory=self._pinned)
-        return made.to(self._device, non_blocking=True)
+        return on_device(values, kind, self._device, pinned=self._pinned)
 
 
 def _enter(params: Any, _prompt: Any, output: list[int]) -> _Request | None:
+    hidden = _hidden(params)
+    return None if hidden is None else _Request(*hidden, output)
+
+
+def _hidden(params: Any) -> tuple[int, tuple[int, ...]] | None:
+    """A request's length, and the tokens that end it; None: it ends by itself, or not at all."""
     length = (params.extra_args or {}).get(HIDDEN_LENGTH_KEY)
     ends = end_tokens(params)
-    if length is None or params.ignore_eos or not ends:
-        return None
-    return _Request(length, ends, output)
+    return None if length is None or params.ignore_eos or not ends else (length, ends)
+
+
+class _Second(SecondRunners):  # type: ignore[misc]
+    """Each step writes all its logits in one operation, by the positions that vLLM gives.
+
+    Drafted tokens have positions of their own.
+    """
+
+    def __init__(self, vllm_config: Any, req_states: Any) -> None:
+        self._prompts, self._slots = req_states.prompt_len, Slots(req_states)
+
+    def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+        length, ends = _hidden(sampling_params) or (0, ())
+        # The position of what the last token comes after.
+        self._slots.set(req_idx, ends, float(self._prompts.np[req_idx]) + length - 2)
+        return bool(ends)
+
+    def apply_staged_writes(self) -> None:
+        self._slots.flush()
+
+    def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:
+        slots = ctx.expanded_idx_mapping.long()
+        ends, last = self._slots.tokens[slots], self._slots.values[slots, None]
+        # What is no end token stands for the first one, or for a token that stays as it is.
+        tokens = torch.where(ends < 0, ends[:, :1], ends).clamp(min=0)
+        before = logits.gather(1, tokens)
+        certain = torch.where(tokens == tokens[:, :1], _CERTAIN, before)
+        after = torch.where(ctx.pos[:, None] >= last, certain, -math.inf)
+        return logits.scatter_(1, tokens, torch.where(ends[:, :1] < 0, before, after))
+
+
+class HiddenLength(Chosen):
+    """vLLM logits processor."""
+
+    first, second = _First, _Second
+
+    @classmethod
+    def validate_params(cls, sampling_params: Any) -> None:
+        """A ValueError is reported to the client."""
+        length = (sampling_params.extra_args or {}).get(HIDDEN_LENGTH_KEY)
+        if length is not None and (type(length) is not int or length < 1):
+            raise ValueError(f"{HIDDEN_LENGTH_KEY} must be a positive integer")

@@ -220,6 +220,11 @@ def check_end_workers(vllm_config: Any) -> None:
             "evenstep.end_signal works with tensor parallelism only: leave out "
             "--pipeline-parallel-size and --prefill-context-parallel-size, or end_signal"
         )
+    if getattr(parallel, "enable_batch_sharded_sampling", False):
+        raise PlugInError(
+            "evenstep.end_signal needs one worker that samples for all requests: leave out "
+            "--enable-batch-sharded-sampling, or end_signal"
+        )
 
 
 def _parallel(scheduler: Any) -> Any:

@@ -56,10 +56,15 @@ class EndWriter:
 
     def enter(self, number: int) -> int:
         row = self._free.pop()
+        self.hold(row, number)
+        return row
+
+    def hold(self, row: int, number: int) -> None:
+        """A request has this row from now on, and no other one; 0: it is nobody's."""
+        self.numbers[self.numbers == number] = 0
         self._seen[row] = 0
         self.probabilities[row] = np.nan
         self.numbers[row] = number
-        return row
 
     def leave(self, row: int) -> None:
         self.numbers[row] = 0
@@ -68,9 +73,10 @@ class EndWriter:
     def take(self, rows: Ints, numbers: Ints, now: Floats, first: Flags) -> None:
         """Add the probabilities that the tokens sampled in a step end their requests.
 
-        Rows that other requests hold by now are skipped; ``first``: it is the first output token.
+        Rows that other requests hold by now are skipped, as is number 0; ``first``: it is the first
+        output token.
         """
-        valid = self.numbers[rows] == numbers
+        valid = (self.numbers[rows] == numbers) & (numbers > 0)
         rows, now, first = rows[valid], now[valid], first[valid]
         seen = np.where(first, 1, self._seen[rows] + 1)
         self._seen[rows] = seen

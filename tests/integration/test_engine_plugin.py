@@ -15,7 +15,7 @@ from loadgen.traces.recordings import load_recording
 from router.core.wire import request_token
 from tests.support.core import token
 from tests.support.engine import MODEL, Installation
-from tests.support.engine_python import real_engines, real_schedulers
+from tests.support.engine_python import real_schedulers
 from tests.support.engine_watch import WAIT_S, Watched, changes, counted, told, watching
 from tests.support.server import free_port, running, wait_until
 
@@ -206,27 +206,3 @@ def test_real_schedulers_keep_prompt_budgets(engine_installation: Installation) 
     assert report.pop("admission").pop("preempted") == 0
     for seen in report.values():
         assert min(seen.values()) > 0
-
-
-@pytest.mark.slow
-def test_end_probabilities_are_the_models(engine_installation: Installation) -> None:
-    """Beside the log-probabilities that vLLM returns itself; random weights, so no skill."""
-    report = real_engines(engine_installation, "ends", 80)
-
-    for name, way in report.items():
-        assert len(way["should"]) > 1, name
-        for tokens, probability in way["told"]:
-            should = averaged(way["should"][:tokens])
-            assert probability == pytest.approx(should, rel=1e-3, abs=1e-9), (name, tokens)
-        assert way["told"], name
-    assert len(report["cold"]["told"]) > 1
-    assert {probability for _, probability in report["ignored"]["told"]} == {0.0}
-    assert [0.0, 0.0] == report["at first not"]["should"][:2] != report["greedy"]["should"][:2]
-
-
-def averaged(chances: list[float]) -> float:
-    """The mean of the first 16, then a sixteenth of each new one."""
-    mean = sum(chances[:16]) / len(chances[:16])
-    for chance in chances[16:]:
-        mean = mean * 15 / 16 + chance / 16
-    return mean

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +16,31 @@ def real_schedulers(
     engine: Installation, task: str, steps: int, vllm: Path | None = None
 ) -> dict[str, Any]:
     """Let ``tests.support.real_schedulers`` do a task, with this vLLM if one is given; its JSON."""
-    return _report(engine, "tests.support.real_schedulers", task, str(steps), vllm=vllm)
+    return _report(engine, "tests.support.real_schedulers", task, str(steps), paths=[vllm])
 
 
-def real_engines(engine: Installation, task: str, steps: int) -> dict[str, Any]:
-    """Let ``tests.support.real_engines`` do a task; its JSON."""
-    return _report(engine, "tests.support.real_engines", task, str(steps))
+def real_engines(
+    engine: Installation, task: str, steps: int, *paths: Path | None
+) -> dict[str, Any]:
+    """Let ``tests.support.real_engines`` do a task, with what else lies at ``paths``; its JSON."""
+    return _report(engine, "tests.support.real_engines", task, str(steps), paths=paths)
 
 
 def hidden_lengths(engine: Installation, steps: int, vllm: Path | None = None) -> dict[str, Any]:
     """Let ``tests.support.hidden_lengths`` check so many steps, with this vLLM if one is given."""
-    return _report(engine, "tests.support.hidden_lengths", "check", str(steps), vllm=vllm)
+    return _report(engine, "tests.support.hidden_lengths", "check", str(steps), paths=[vllm])
 
 
 def _report(
-    engine: Installation, module: str, task: str, *arguments: str, vllm: Path | None = None
+    engine: Installation, module: str, task: str, *arguments: str, paths: Iterable[Path | None]
 ) -> dict[str, Any]:
     """Run a module's task; the JSON of its last line.
 
     Raises:
         RuntimeError: it failed; the message is what it wrote last.
     """
-    paths = [str(path) for path in (vllm, ROOT) if path is not None]
-    environment = {"PYTHONPATH": os.pathsep.join(paths), "VLLM_LOGGING_LEVEL": "ERROR"}
+    found = [str(path) for path in (*paths, ROOT) if path is not None]
+    environment = {"PYTHONPATH": os.pathsep.join(found), "VLLM_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run(
         [str(engine.python), "-m", module, str(engine.model), task, *arguments],
         env={**os.environ, **ENVIRONMENT, **environment},

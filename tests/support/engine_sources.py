@@ -22,6 +22,7 @@ from deploy.engine.build import (
 KEPT = (".py", ".json")
 # What a release needs beyond the CPU engine's packages.
 FURTHER = ("orjson==3.13.0",)
+TRITON = "3.9.0"
 
 
 def sources(version: str, python: Path) -> Path:
@@ -39,6 +40,22 @@ def sources(version: str, python: Path) -> Path:
             wheel.extractall(folder, [name for name in wheel.namelist() if name.endswith(KEPT)])
 
     folder = cache_folder() / f"vllm-{version}-python"
+    ensure(folder, unpack)
+    return folder
+
+
+def triton(python: Path) -> Path:
+    """Folder with Triton as far as its interpreter needs it; arguments and errors as ``sources``.
+
+    It runs the kernels of vLLM's second model runner on a CPU.
+    """
+
+    def unpack(folder: Path) -> None:
+        with downloaded(python, f"triton=={TRITON}") as wheel:
+            names = [name for name in wheel.namelist() if name.endswith((".py", "libtriton.so"))]
+            wheel.extractall(folder, names)
+
+    folder = cache_folder() / f"triton-{TRITON}"
     ensure(folder, unpack)
     return folder
 

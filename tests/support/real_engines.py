@@ -1,6 +1,8 @@
 """Whole vLLM engines inside one process; run by the engine's interpreter, in the engine's venv.
 
-PYTHONPATH=. VENV/bin/python -m tests.support.real_engines MODEL steps|ends NUMBER
+PYTHONPATH=. VENV/bin/python -m tests.support.real_engines MODEL steps|ends|drafted|hidden NUMBER
+
+Where Triton is in the path, engines have vLLM's second model runner.
 """
 
 from __future__ import annotations
@@ -14,7 +16,11 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import zmq
@@ -180,17 +186,21 @@ def compared(took: dict[int | None, list[Turns]], clock: int) -> dict[str, Any]:
 # --- ends -----------------------------------------------------------------------------------------
 
 
-def ends(model: str, endpoint: str, number: int) -> dict[str, Any]:
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+
+
+def ends(model: str, endpoint: str, number: int, **flags: Any) -> dict[str, Any]:
     """What the stream tells of coming ends, beside vLLM's log-probabilities of all tokens.
 
     Returns:
-        By the way in which requests end: what was told, as generated tokens and probability, and
-        what should have been: by token, the probability that it was the last.
+        By the way in which requests end: what was told, as generated tokens and probability; and
+        what should have been: by step, the tokens before it, and the probability that its first
+        token was the last one.
     """
     from vllm.sampling_params import SamplingParams
 
     signalling, messages = with_end_signal(
-        model, endpoint, max_logprobs=-1, max_num_batched_tokens=64
+        model, endpoint, max_logprobs=-1, max_num_batched_tokens=64, **flags
     )
     engine = signalling.engine
     ways: dict[str, dict[str, Any]] = {
@@ -205,23 +215,64 @@ def ends(model: str, endpoint: str, number: int) -> dict[str, Any]:
         parameters = SamplingParams(max_tokens=number, logprobs=-1, **settings)
         engine.add_request(name, prompt, parameters)
     told: dict[str, list[tuple[int, float]]] = {name: [] for name in ways}
-    should: dict[str, list[float]] = {}
+    should: dict[str, list[tuple[int, float]]] = {name: [] for name in ways}
+    seen = dict.fromkeys(ways, 0)
     while engine.has_unfinished_requests():
         for output in engine.step():
-            given = output.outputs[0].logprobs
-            temperature = ways[output.request_id]["temperature"] or 1
-            tokens = [*ways[output.request_id].get("stop_token_ids", []), EOS]
-            if "ignore_eos" in ways[output.request_id]:
-                tokens = []
-            chances = [chance(one, temperature, tokens) for one in given]
-            never = ways[output.request_id].get("min_tokens", 0)
-            should[output.request_id] = [0.0] * min(never, len(chances)) + chances[never:]
+            given, before = output.outputs[0].logprobs, seen[output.request_id]
+            way, seen[output.request_id] = ways[output.request_id], len(given)
+            if before == len(given):
+                continue
+            tokens = [] if "ignore_eos" in way else [*way.get("stop_token_ids", []), EOS]
+            it_is = chance(given[before], way["temperature"] or 1, tokens)
+            never = before < way.get("min_tokens", 0)
+            should[output.request_id].append((before, 0.0 if never else it_is))
         while messages.poll(50):
             for row in decode(messages.recv()).running:
                 if row.end_probability is not None:
                     name = row.id.rpartition("-")[0] or row.id
                     told[name].append((row.generated_tokens, row.end_probability))
     return {name: {"told": told[name], "should": should[name]} for name in ways}
+
+
+def hidden(model: str, endpoint: str, number: int) -> dict[str, Any]:
+    """So many requests that end at lengths of their own, without drafted tokens and with them.
+
+    Returns:
+        By engine: what each request should have generated and what it has, and how many steps
+        brought one several tokens.
+    """
+    from vllm.sampling_params import SamplingParams
+    from vllm.version import __version__
+
+    report: dict[str, Any] = {}
+    kept = []  # the end of one would take what the other shares with it
+    kinds: dict[str, dict[str, Any]] = {"plain": {}}
+    # The first runner refuses both together, and 0.31's second one has no such drafts.
+    if find_spec("triton") and not __version__.startswith("0.31."):
+        kinds["drafts"] = {"speculative_config": DRAFTS}
+    for name, more in kinds.items():
+        processor = "engine_patches.hidden_length:HiddenLength"
+        kept.append(Engine(model, logits_processors=[processor], **more))
+        engine = kept[-1].engine
+        lengths = {str(one): 1 + 7 * one % 40 for one in range(number)}
+        for one, length in lengths.items():
+            settings = SamplingParams(
+                max_tokens=60,
+                # Drafts are taken from what repeats itself.
+                temperature=[0, 0.05, 1][int(one) % 3],
+                stop_token_ids=[40, 41] if int(one) % 2 else None,
+                extra_args={"evenstep_output_tokens": length},
+            )
+            engine.add_request(one, {"prompt_token_ids": [9, 10 + int(one)] * 20}, settings)
+        seen, several = dict.fromkeys(lengths, 0), 0
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                tokens = len(output.outputs[0].token_ids)
+                several += tokens > seen[output.request_id] + 1
+                seen[output.request_id] = tokens
+        report[name] = {"should": lengths, "seen": seen, "several": several}
+    return report
 
 
 def with_end_signal(model: str, endpoint: str, **flags: Any) -> tuple[Engine, zmq.Socket[bytes]]:
@@ -251,14 +302,40 @@ def read(endpoint: str) -> zmq.Socket[bytes]:
     return socket
 
 
+def use_second_runner() -> None:
+    """On the CPU: Triton's own interpreter runs the kernels, and stands for a device's driver."""
+    os.environ |= {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
+    from triton.backends import backends
+
+    driver = SimpleNamespace(is_active=lambda: True)
+    backends.clear()
+    backends["cpu"] = SimpleNamespace(driver=driver)
+    from triton.runtime import interpreter
+
+    # Its masks must be bool, which those of vLLM's drafts are not.
+    native = interpreter._interpreter
+    interpreter._interpreter = SimpleNamespace(
+        **{name: getattr(native, name) for name in dir(native) if name[0] != "_"}
+        | {
+            "load": lambda at, mask, *more: native.load(at, mask.astype(bool), *more),
+            "store": lambda at, value, mask: native.store(at, value, mask.astype(bool)),
+        }
+    )
+
+
 def main() -> None:
     """Print one line of JSON."""
     folder = Path(sys.prefix) / "vllm-name"
     write_metadata(folder)
     sys.path.insert(0, str(folder))
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if find_spec("triton"):
+        use_second_runner()
     gc.freeze()
-    task = {"steps": steps, "ends": ends}[sys.argv[2]]
+    drafted = partial(ends, speculative_config=DRAFTS)
+    tasks: dict[str, Callable[..., dict[str, Any]]]
+    tasks = {"steps": steps, "ends": ends, "drafted": drafted, "hidden": hidden}
+    task = tasks[sys.argv[2]]
     with tempfile.TemporaryDirectory(prefix="evenstep-") as streams:
         report = task(sys.argv[1], f"ipc://{streams}/s", int(sys.argv[3]))
     sys.stdout.write("\n" + json.dumps(report) + "\n")

@@ -280,6 +280,7 @@ def test_the_end_signal_needs_its_logits_processor(monkeypatch: pytest.MonkeyPat
     [
         ({"distributed_executor_backend": "ray"}, r"--distributed-executor-backend uni or mp, not"),
         ({"world_size": 4, "tensor_parallel_size": 2}, r"leave out --pipeline-parallel-size and"),
+        ({"enable_batch_sharded_sampling": True}, r"leave out --enable-batch-sharded-sampling"),
     ],
 )
 def test_the_end_signal_is_refused_where_its_workers_could_not_tell(
@@ -294,7 +295,10 @@ def test_the_end_signal_is_refused_where_its_workers_could_not_tell(
     with pytest.raises(PlugInError, match=message):
         check_end_workers(scheduler.vllm_config)
     vars(scheduler.vllm_config.parallel_config).update(
-        distributed_executor_backend="mp", world_size=4, tensor_parallel_size=4
+        distributed_executor_backend="mp",
+        world_size=4,
+        tensor_parallel_size=4,
+        enable_batch_sharded_sampling=False,
     )
     assert EngineView(scheduler).open_ends().changed() == {}
     assert len(table.numbers) == 4

@@ -79,6 +79,23 @@ def test_a_row_is_given_to_another_request(ends: tuple[EndWriter, EndReader]) ->
     assert reader.changed() == {}
 
 
+def test_a_slot_changes_hands_unannounced(ends: tuple[EndWriter, EndReader]) -> None:
+    writer, reader = ends
+    a, b = reader.number("a"), reader.number("b")
+    writer.hold(0, a)
+    take(writer, 0, a, 0.5)
+    writer.hold(1, a)  # it comes back, in another slot
+    take(writer, 1, a, 0.25)
+    assert reader.changed() == {"a": 0.25}
+    writer.hold(0, b)
+    take(writer, 0, 0, 0.9)  # a step in which b's prompt was not finished
+    assert reader.changed() == {}
+    writer.hold(0, 0)
+    take(writer, 0, 0, 0.9)
+    assert writer.numbers.tolist() == [0, a, 0, 0]
+    assert np.isnan(writer.probabilities[0])
+
+
 def test_a_table_left_behind_is_made_anew(tmp_path: Path) -> None:
     path = tmp_path / "ends"
     path.write_bytes(b"left by a crash")
