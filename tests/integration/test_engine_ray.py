@@ -38,7 +38,7 @@ def test_a_real_engine_gets_no_more_than_its_slots(
         ray_serve.deploy("vllm", [[there]], url=picker.url, tell="told")
         long = [ray_serve.ask("vllm", body(30_000, ignore_eos=True)) for _ in range(SLOTS)]
         wait_until(lambda: requests_running(engine) == SLOTS, WAIT_S, "all slots are taken")
-        held = [ray_serve.ask("vllm", body(3)) for _ in range(SLOTS)]
+        held = [ray_serve.ask("vllm", body(3, ignore_eos=True)) for _ in range(SLOTS)]
         wait_until(lambda: pool(picker) == SLOTS, WAIT_S, "the others wait in the pool")
         assert metric(engine, "vllm:num_requests_waiting") == 0
 
@@ -46,7 +46,7 @@ def test_a_real_engine_gets_no_more_than_its_slots(
             ray_serve.cancel(each)
 
         answers = [each.result() for each in held]
-        assert all(each["text"] for each in answers)
+        assert [each["tokens"] for each in answers] == [3] * SLOTS  # the text of three may be empty
         assert max(each["most"][there] for each in answers) == SLOTS
         for each in long:
             with pytest.raises(RayCallError, match="Cancelled"):

@@ -58,10 +58,11 @@ class Replica:
                     raise RuntimeError(
                         f"the engine answered {answer.status}: {await answer.text()}"
                     )
-                text = (await answer.json())["choices"][0]["text"]
+                said = await answer.json()
         finally:
             self._running[rank] -= 1
-        return {"told": told, "most": self._most, "text": text}
+        text, tokens = said["choices"][0]["text"], said["usage"]["completion_tokens"]
+        return {"told": told, "most": self._most, "text": text, "tokens": tokens}
 
     async def events(self, body: dict[str, Any], told: dict[str, Any]) -> AsyncIterator[str]:
         """The lines of a stream, as they come."""

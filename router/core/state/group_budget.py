@@ -11,9 +11,11 @@ from router.core.targets import Targets
 # Part of the tightest target that the mean over requests is to keep, so that each keeps its own.
 # Found by simulation.
 _PART = 0.95
-# While no budget seems to keep a TPOT target, of so many steps three in four of the first ones try
-# smaller budgets: more than the fit of the cost leaves out as hiccups.
+# While no budget seems to keep a TPOT target, the first of so many steps try parts of the prompt
+# tokens that ranks compute otherwise: more steps than the fit of the cost leaves out as hiccups.
+# Each part holds for so many steps that ranks behind a barrier agree on it.
 _TRIED, _OF_STEPS = 128, 2048
+_PARTS, _EACH = (0.5, 0.25, 0.5, 2.0), 16
 
 
 class GroupBudget:
@@ -35,6 +37,8 @@ class GroupBudget:
         self._counted = StepTotals()
         self._before_tokens = 0.0  # mean before a prompt token, of the last step that computed any
         self._doubted = 0  # steps whose targets no budget seemed to keep
+        self._trying = False
+        self._usual = 0.0  # prompt tokens that a rank computed in the last steps without a try
         group.prompt_budget = StepBudget(budget) if isinstance(budget, int) else None
 
     def of(self, worker_id: str) -> StepBudget | None:
@@ -104,10 +108,15 @@ class GroupBudget:
         return every
 
     def _tried(self, prompt_tokens: float, *, doubted: bool) -> StepBudget | None:
-        """Now and then half of what a rank computed, while no budget seems to keep a target.
+        """Now and then a part of what ranks compute otherwise, while none seems to keep a target.
 
         It may only seem so, since steps that are all full do not show what their prompts cost.
         """
+        if not self._trying:
+            self._usual = max(prompt_tokens, 0.9 * self._usual)
         self._doubted += doubted
-        tokens = int(prompt_tokens / 2) if doubted and self._doubted % 4 else 0
-        return StepBudget(tokens) if tokens and self._doubted % _OF_STEPS < _TRIED else None
+        since = self._doubted % _OF_STEPS
+        part = _PARTS[since // _EACH % len(_PARTS)]
+        tokens = int(part * self._usual) if doubted and since < _TRIED else 0
+        self._trying = bool(tokens) and part < 1
+        return StepBudget(tokens) if tokens else None

@@ -196,17 +196,18 @@ def test_a_target_that_no_budget_keeps_does_not_bound_prompts() -> None:
 
 
 def budgets(cost: StepTime | None, budget: PromptBudget | None, steps: int) -> list[int | None]:
-    """Of steps in which two ranks have computed 1,000 prompt tokens each."""
+    """Of steps in which two ranks compute 1,000 prompt tokens each, or what the budget allows."""
     made = cluster(cost)
     group = made.groups["default"]
     chooser = GroupBudget(group, budget)
     made.apply(Arrived(one := asking(1, None, 40e-3)))
     made.apply(Dispatched(one.id, "b"))
-    chosen = []
+    chosen: list[int | None] = []
     for step in range(2, 2 + steps):
+        computed = min(1000, (chosen and chosen[-1]) or 1000)
         for each in "ab":
             said = snapshot("delta", step)
-            told = structs.replace(said, scheduled_prefill_tokens=1000)
+            told = structs.replace(said, scheduled_prefill_tokens=computed)
             made.apply(SnapshotReceived(each, told, 0.0))
         chooser.step_ended()
         chosen.append(group.prompt_budget and group.prompt_budget.tokens)
@@ -217,12 +218,11 @@ def test_where_no_budget_seems_to_keep_a_target_smaller_ones_are_tried_now_and_t
     """By the cost, nothing depends on prompt tokens: full steps do not tell what they cost."""
     useless = StepTime(0.1, 0.0, 0.0, 1e-9)
     chosen = budgets(useless, None, 2304)
-    tried = [number for number, tokens in enumerate(chosen, 2) if tokens == 500]
-    assert tried == [n for n in range(2, 2304) if n % 2048 < 128 and n % 4]
-    assert set(chosen) == {500, 1 << 20}
+    parts = [*[500] * 16, *[250] * 16, *[500] * 16, *[2000] * 16]
+    assert chosen == [*(2 * parts)[2:], *[1 << 20] * 1920, *(2 * parts), *[1 << 20] * 129]
 
 
 def test_a_cost_that_is_not_known_yet_is_looked_for_while_a_target_is_wanted() -> None:
     wanted = PromptBudget(Targets(tpot_s=0.04))
-    assert budgets(None, wanted, 6) == [500, 500, None, 500, 500]
+    assert budgets(None, wanted, 6) == [500] * 5
     assert budgets(None, PromptBudget(Targets()), 6) == [None] * 5
