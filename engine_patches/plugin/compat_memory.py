@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterator, Sequence
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
@@ -46,6 +47,8 @@ class KvMemory:
             self._group(one, int(scheduler.num_lookahead_tokens)) for one in self._managers
         )
         self.kv = KvBlocks.of(self.groups)
+        # Asked for in each step, mostly with a number that was there before.
+        self.tokens, self.used = lru_cache(4096)(self.kv.tokens), lru_cache(4096)(self._used)
         # Whether Mamba's states are cached.
         self.caches_states = manager.enable_caching and "mamba" in {one.kind for one in self.groups}
 
@@ -58,7 +61,7 @@ class KvMemory:
     def blocks_free(self) -> int:
         return self._manager.block_pool.get_num_free_blocks()  # type: ignore[no-any-return]
 
-    def used(self, blocks: int) -> tuple[KvGroup, ...]:
+    def _used(self, blocks: int) -> tuple[KvGroup, ...]:
         """The groups with this many blocks of the pool in use."""
         return tuple(replace(group, blocks_used=blocks) for group in self.groups)
 

@@ -178,35 +178,35 @@ class Reporter:
         output = scheduler_output
         now_s = self._clock()
         begun = self._begun(output, now_s)
-        engine = self._engine
-        scheduled = output.num_scheduled_tokens
+        engine, state, publisher = self._engine, self._state, self._publisher
+        scheduled, tokens = output.num_scheduled_tokens, output.total_num_scheduled_tokens
         gained = None
         if engine.reads_tokens:
             gained = compat.gained(results, scheduled, drafts=engine.drafts)
         ahead = [later.output.num_scheduled_tokens for later in self._ahead]
-        step = Step(engine.running, gained, engine.alive, engine.ended, scheduled, ahead)
-        tokens = output.total_num_scheduled_tokens
-        publisher = self._publisher
+        alive = engine.alive
+        step = Step(engine.running, gained, alive, engine.ended, scheduled, ahead)
+        message = publisher.message
         with publisher.lock:
             # During a KV transfer from or to another engine no step computes anything.
-            memory = self._memory
-            moved = memory is not None and memory.blocks_free != self._blocks_free
-            moved = moved or self._state.waiting != publisher.message.waiting
-            if tokens or self._state.changed(step) or moved:
+            if tokens or state.changed(step) or self._moved():
                 if tokens:
                     self._steps = begun.number
-                    publisher.message.wave, publisher.message.wave_step = begun.shared
+                    message.wave, message.wave_step = begun.shared
                 if self._ends is not None:
                     step = step._replace(end_probabilities=self._ends.changed())
-                changes = self._state.advance(step)
+                changes = state.advance(step)
                 if self._prefixes is not None:
                     self._prefixes.stepped(changes.finished)
-                self._describe(publisher.message)
-                publisher.message.prompt_budget = begun.prompt_budget
-                publisher.message.step_s = now_s - begun.began_s if tokens else 0.0
-                publisher.message.scheduled_prefill_tokens = changes.prefill_tokens
-                decoded = changes.decode_tokens if engine.reads_tokens else 0
-                publisher.message.scheduled_decode_tokens = decoded
+                self._describe(message)
+                message.prompt_budget = begun.prompt_budget
+                # It began at the end of the one before, unless the engine was idle then.
+                began_s = begun.began_s if self._last_end_s is None else self._last_end_s
+                message.step_s = now_s - began_s if tokens else 0.0
+                message.scheduled_prefill_tokens = changes.prefill_tokens
+                message.scheduled_decode_tokens = (
+                    changes.decode_tokens if engine.reads_tokens else 0
+                )
                 publisher.publish_changes(
                     changes.rows,
                     changes.finished,
@@ -216,7 +216,7 @@ class Reporter:
                 )
                 if self._ends is not None:
                     self._ends.forget(changes.finished)
-        self._last_end_s = now_s if engine.alive else None
+        self._last_end_s = now_s if alive else None
 
     def close(self) -> None:
         """No effect if the stream has ended."""
@@ -284,15 +284,20 @@ class Reporter:
         self._context.destroy(linger=0)
 
     def _begun(self, output: Any, now_s: float) -> _Begun:
-        """The step; it starts at the end of the one before, unless the engine was idle then."""
-        message = self._publisher.message
-        shared = message.wave, message.wave_step
-        found = _Begun(output, now_s, self._steps_begun, message.prompt_budget, shared)
+        """The step; it was noted unless the stream began later."""
         while self._ahead:
             found = self._ahead.popleft()
             if found.output is output:
-                break
-        return found if self._last_end_s is None else found._replace(began_s=self._last_end_s)
+                return found
+        message = self._publisher.message
+        shared = message.wave, message.wave_step
+        return _Begun(output, now_s, self._steps_begun, message.prompt_budget, shared)
+
+    def _moved(self) -> bool:
+        """Whether memory or the queue has changed since the last message."""
+        memory = self._memory
+        free = self._blocks_free if memory is None else memory.blocks_free
+        return free != self._blocks_free or self._state.waiting != self._publisher.message.waiting
 
     def _describe(self, message: SnapshotMessage) -> None:
         """Update the fields that do not depend on a step."""
@@ -315,7 +320,7 @@ class Reporter:
         admissible = max(0, free - memory.watermark) if told is None else told
         if admissible != message.admissible_blocks:
             message.admissible_blocks = admissible
-            message.admissible_kv_tokens = memory.kv.tokens(admissible)
+            message.admissible_kv_tokens = memory.tokens(admissible)
         if free != self._blocks_free:
             self._blocks_free = free
             message.kv_groups = memory.used(memory.blocks_total - free)

@@ -183,7 +183,7 @@ class SnapshotPublisher:
 
     def publish_changes(
         self,
-        rows: Iterable[Row | PlacedRow],
+        rows: Sequence[Row | PlacedRow],
         finished: Sequence[str],
         preempted: Sequence[str],
         *,
@@ -198,7 +198,7 @@ class SnapshotPublisher:
         self._idle = idle
         message = self.message
         message.kind, message.growths = "growth" if growths else "delta", growths
-        message.running = [RunningRequest(*row) for row in rows]
+        message.running = [RunningRequest(*row) for row in rows] if rows else ()
         message.finished, message.preempted = finished, preempted
         self._send_delta(message)
 
@@ -270,8 +270,9 @@ class SnapshotPublisher:
     def _send_delta(self, message: SnapshotMessage) -> None:
         self.sequence += 1
         message.sequence = self.sequence
-        changes = self._cached.take()
-        message.cache_block, message.blocks_stored, message.blocks_removed = changes[:3]
-        message.blocks_cleared, message.chains = changes[3:]
+        if self._cached.block_tokens or message.cache_block:
+            changes = self._cached.take()
+            message.cache_block, message.blocks_stored, message.blocks_removed = changes[:3]
+            message.blocks_cleared, message.chains = changes[3:]
         self._sent_s = message.time_s
         self._send(_encode(message), zmq.NOBLOCK)
