@@ -14,7 +14,7 @@ import zmq
 from router.core.types import Snapshot
 from router.core.wire import BudgetMessage, encode, full_endpoint
 from tests.support.fleet import Fleet, running_fleet, worker_flags
-from tests.support.rank_steps import SnapshotLog, reading
+from tests.support.rank_steps import SnapshotLog, knows_prompts, reading
 from tests.support.server import running_router, wait_until
 
 RANKS, CLIENTS = 2, 6
@@ -128,14 +128,15 @@ def test_steps_keep_the_target_while_prompts_come(tmp_path: Path) -> None:
             running_router(tmp_path, *workers, *auto) as router,
         ):
             wait_until(lambda: bool(log.snapshots[0][-1].prompt_budget), WAIT_S, "it tries budgets")
+            tried = [len(told) for told in log.snapshots]
+            wait_until(lambda: knows_prompts(router), WAIT_S, "it has learned what prompts cost")
             before = [len(told) for told in log.snapshots]
-            # At most 128 steps try budgets.
-            further = before[0] + 150 + 200
-            wait_until(lambda: len(log.snapshots[0]) > further, WAIT_S, "350 further steps")
+            further = before[0] + 200
+            wait_until(lambda: len(log.snapshots[0]) > further, WAIT_S, "200 further steps")
             metrics = router.get("/metrics").text
     assert 'evenstep_prompt_budget_tokens{by="router",group="default"}' in metrics
-    for told, seen in zip(log.snapshots, before, strict=True):
-        free, kept = steps(told[:seen]), steps(told[seen + 150 : seen + 350])
+    for told, free_end, seen in zip(log.snapshots, tried, before, strict=True):
+        free, kept = steps(told[:free_end]), steps(told[seen : seen + 200])
         assert max(one.step_s for one in free.values()) > 0.045
         assert sum(one.step_s <= 1.02 * 0.02 for one in kept.values()) >= 0.9 * len(kept)
         assert sum(one.scheduled_prefill_tokens > 300 for one in kept.values()) > 50

@@ -13,7 +13,7 @@ from router.core.types import Snapshot
 from tests.support.engine import Installation
 from tests.support.moe_lockstep.ranks import Group, moe_installation, running_ranks
 from tests.support.moe_lockstep.runs import complete, outputs, overtakings, routing, tokens
-from tests.support.rank_steps import SnapshotLog, rank_steps, reading
+from tests.support.rank_steps import SnapshotLog, knows_prompts, rank_steps, reading
 from tests.support.server import Server, wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -97,10 +97,9 @@ def test_steps_keep_a_target_that_vllms_default_misses(group: Group, tmp_path: P
                 default = ask_prompts(router, log, 0)
             auto = ("--prompt-budget", "auto", "--target-tpot", f"{target_s:.6f}")
             with routing(group, tmp_path, *auto) as router:
-                rounds = 1
-                told = False
+                rounds, told = 1, False
                 while not told:  # it learns what prompts cost, and that steps with few miss it
-                    told = bool(log.snapshots[0][-1].prompt_budget)
+                    told = bool(log.snapshots[0][-1].prompt_budget) and knows_prompts(router)
                     ask_prompts(router, log, rounds * PROMPTS)
                     rounds += 1
                 bounded = ask_prompts(router, log, rounds * PROMPTS)

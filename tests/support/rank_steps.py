@@ -11,7 +11,7 @@ import zmq
 from router.core.state.feed import Feed
 from router.core.types import Snapshot
 from router.core.wire import decode
-from tests.support.server import wait_until
+from tests.support.server import Server, wait_until
 
 _POLL_MS = 100
 _REST_S = 120
@@ -203,3 +203,10 @@ def group_figures(ranks: Ranks, slots: int, begin_s: float, end_s: float) -> Gro
         slot_bubble_steps=free / max(1, entered),
         step_mean_s=fmean(part.step_s for step in parts for part in step if part),
     )
+
+
+def knows_prompts(router: Server) -> bool:
+    """Whether steps have taught a router what a prompt token costs."""
+    lines = router.get("/metrics").text.splitlines()
+    costs = (line for line in lines if line.startswith("evenstep_step_cost_seconds{"))
+    return any('term="prompt_token"' in line for line in costs)
