@@ -97,6 +97,8 @@ class EvenstepMixin:
     # vLLM's methods may take more, or other, arguments than those that are read.
 
     def add_request(self, *args: Any, **kwargs: Any) -> Any:
+        if self.evenstep is not None:
+            self.evenstep.arrives(*args, **kwargs)
         result = super().add_request(*args, **kwargs)  # type: ignore[misc]
         if self.evenstep is not None:
             self.evenstep.arrived(*args, **kwargs)

@@ -99,11 +99,12 @@ class EndReader:
         self._last = 0
 
     def number(self, id_: str) -> int:
-        """New number by which the workers identify a request."""
-        self._last += 1
-        self._ids[self._last] = id_
-        self._numbers_of[id_] = self._last
-        return self._last
+        """Number by which the workers identify a request, a session by one for all its inputs."""
+        if id_ not in self._numbers_of:
+            self._last += 1
+            self._ids[self._last] = id_
+            self._numbers_of[id_] = self._last
+        return self._numbers_of[id_]
 
     def forget(self, ids: Iterable[str]) -> None:
         for id_ in ids:

@@ -31,12 +31,11 @@ _ends_prefixes = harmless("routers are not told any more what the prefix cache h
 
 @dataclass(slots=True, eq=False)
 class _Chain:
-    """Ids of a request's blocks so far, and whether those of its prompt were told."""
+    """Ids of a request's blocks so far; ``told``: those of its prompt, -1 before its first slot."""
 
     request: Any
-    prompt_blocks: int
     ids: array[int] = field(default_factory=lambda: array("Q"))
-    told: bool = False
+    told: int = -1
 
 
 class CachedPrefixes:
@@ -68,19 +67,21 @@ class CachedPrefixes:
 
     @_ends_prefixes
     def arrived(self, request: Any) -> None:
-        """Note a request, or the next input of a session, whose prompt is longer then."""
+        """Note a request, as vLLM has it: the next input of a session makes its prompt longer."""
         if has_ids(request):
-            blocks = request.num_prompt_tokens // self._size
-            self._chains[request.request_id] = _Chain(request, blocks)
+            self._chains.setdefault(request.request_id, _Chain(request))
 
     @_ends_prefixes
     def admitted(self, id_: str) -> None:
-        """Tell the blocks of a router's request, the first time that it gets a slot."""
+        """Tell the blocks of a router's request that gets a slot with a new prompt."""
         one = self._chains.get(id_)
-        if one is not None and not one.told and request_token(id_) is not None:
-            one.told = True
-            self._extend(one, one.prompt_blocks)
-            self.cached.entered(id_, one.ids[: one.prompt_blocks])
+        if one is None or request_token(id_) is None:
+            return
+        blocks = self._prompt_blocks(one)
+        if blocks != one.told:
+            one.told = blocks
+            self._extend(one, blocks)
+            self.cached.entered(id_, one.ids[:blocks])
 
     @_ends_prefixes
     def stepped(self, ended: Iterable[str]) -> None:
@@ -88,8 +89,8 @@ class CachedPrefixes:
         self._settle()
         for id_ in ended:
             one = self._chains.pop(id_, None)
-            if one is not None and one.told:
-                self.cached.left(id_, one.prompt_blocks, one.ids[one.prompt_blocks :])
+            if one is not None and one.told >= 0:
+                self.cached.left(id_, one.told, one.ids[one.told :])
 
     @_ends_prefixes
     def _stored(self, request: Any, blocks: Sequence[Any], first: int, last: int) -> None:
@@ -139,10 +140,13 @@ class CachedPrefixes:
         stored = []
         for number, (one, position) in fresh.items():
             if len(one.ids) <= position:
-                self._extend(one, max(position + 1, one.prompt_blocks))
+                self._extend(one, max(position + 1, self._prompt_blocks(one)))
             id_ = self._ids[number] = one.ids[position]
             stored.append(id_)
         self.cached.stored(stored)
+
+    def _prompt_blocks(self, one: _Chain) -> int:
+        return int(one.request.num_prompt_tokens) // self._size
 
     def _extend(self, one: _Chain, blocks: int) -> None:
         """Compute its ids up to so many blocks, as far as no cached block has them."""

@@ -140,12 +140,19 @@ class Reporter:
             self._publisher.stateless = True
 
     @_ends_stream
-    def arrived(self, request: EngineRequest, *_: Any, **__: Any) -> None:
+    def arrives(self, request: EngineRequest, *_: Any, **__: Any) -> None:
+        """The scheduler is about to take a request, or copy it as a session's next input."""
         if self._ends is not None:
             compat.mark(request, self._ends.number(request.request_id))
-        self._state.arrived(request)
+
+    @_ends_stream
+    def arrived(self, request: EngineRequest, *_: Any, **__: Any) -> None:
+        own = self._engine.alive.get(request.request_id)
+        if own is None:  # the end of a session
+            return
+        self._state.arrived(own)
         if self._prefixes is not None:
-            self._prefixes.arrived(request)
+            self._prefixes.arrived(own)
 
     @_ends_stream
     def scheduled(self, output: Any, began_s: float) -> None:

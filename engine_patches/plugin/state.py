@@ -116,7 +116,6 @@ class EngineState:
 
     def arrived(self, request: EngineRequest) -> None:
         self._requests[request.request_id] = request
-        self._leave_waiting(request.request_id)
         if request.request_id not in self._told:  # else a session's next input
             self._wait(request)
 
@@ -180,6 +179,9 @@ class EngineState:
             running = _ids(step.running)
             lost, preempted = self._drop_gone(running, step.alive)
             finished += lost
+            # A session that got a slot, answered in one step and waits with its next input.
+            for id_ in (odd - running) & self._waiting.keys() & step.alive.keys():
+                self._wait(step.alive[id_])
             odd = (odd & running) | (running - self._told.keys())
         rows += [self._tell(step.alive[id_], step.ahead) for id_ in sorted(odd)]
         gone = tuple(finished), tuple(preempted)
@@ -258,6 +260,7 @@ class EngineState:
         self._prefilling.discard(id_)
 
     def _wait(self, request: EngineRequest) -> None:
+        self._leave_waiting(request.request_id)
         tokens = request.num_prompt_tokens + request.num_output_tokens
         self._waiting[request.request_id] = tokens
         self.waiting_tokens += tokens

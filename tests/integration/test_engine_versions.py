@@ -43,7 +43,7 @@ def test_versions_between(engine_installation: Installation, version: str) -> No
     """Each task compares by itself, step by step; here it is seen that it had something to."""
     report = task(engine_installation, version, "matrix", 100)
     assert report["names"] == {"version": version, "missing": [], "end_signal": []}
-    for name in ("check", "remote", "drafts"):
+    for name in ("check", "remote", "drafts", "sessions"):
         for seen in report[name].values():
             assert seen["steps"] > 80
     decided = [seen for cases in report["decided"].values() for seen in cases.values()]
@@ -74,6 +74,14 @@ def test_snapshots_are_exact(engine_installation: Installation, version: str, kv
     for seen in report.values():
         assert seen["steps"] > 250
         assert min(seen.values()) > 0
+
+
+@pytest.mark.parametrize("version", LONGEST)
+def test_sessions_are_told_input_by_input(engine_installation: Installation, version: str) -> None:
+    """Snapshots, the prefix cache, and the number by which the end signal knows them."""
+    for seen in task(engine_installation, version, "sessions", 300).values():
+        assert seen["steps"] > 250
+        assert min(seen.values()) > 5
 
 
 @pytest.mark.parametrize("version", ["0.32", "0.33"])  # 0.26 counts a lookup that found no memory

@@ -59,6 +59,7 @@ class Engine(FakeScheduler):
         self.reporter = Reporter(EngineView(self), settings, clock=lambda: self.now_s)
 
     def add_request(self, request: Request) -> None:
+        self.reporter.arrives(request)
         super().add_request(request)
         self.reporter.arrived(request)
 

@@ -168,6 +168,7 @@ class Driver:
         self._connector = scheduler.connector
         self._requests = 0
         self.submitted: list[Any] = []
+        self.scheduled: Any = None
 
     def submit(
         self,
@@ -237,7 +238,7 @@ class Driver:
 
     def step(self) -> dict[int, Any] | None:
         """Schedule, and take in the oldest results if enough is under way."""
-        output = self.scheduler.schedule()
+        output = self.scheduled = self.scheduler.schedule()
         self._queue.append((output, self._sampling(output)))
         if len(self._queue) <= self._ahead:
             return None
@@ -503,6 +504,12 @@ def _decided(make: Schedulers, steps: int) -> dict[str, Any]:
     return {**plain, "pipelined": decided(make, *PIPELINED, steps)}
 
 
+def _sessions(make: Schedulers, steps: int) -> dict[str, Any]:
+    from tests.support.session_schedulers import Sessions
+
+    return {name: Sessions(make, name, ahead).run(steps) for name, ahead in FLAVOURS}
+
+
 def _bounded(make: Schedulers, steps: int) -> dict[str, Any]:
     from tests.support.bounded_schedulers import bounded
 
@@ -517,7 +524,7 @@ def _bounded(make: Schedulers, steps: int) -> dict[str, Any]:
 
 def _matrix(make: Schedulers, steps: int) -> dict[str, Any]:
     """Several tasks, of so many steps each: to import vLLM takes longer."""
-    tasks = (_names, _check, _remote, _drafts, _decided, _bounded, _admission)
+    tasks = (_names, _check, _remote, _drafts, _sessions, _decided, _bounded, _admission)
     return {task.__name__[1:]: task(make, steps) for task in tasks}
 
 
@@ -586,6 +593,7 @@ TASKS = {
     "model": _model,
     "names": _names,
     "remote": _remote,
+    "sessions": _sessions,
 }
 
 

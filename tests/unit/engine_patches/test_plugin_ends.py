@@ -39,6 +39,13 @@ def test_what_a_worker_writes_is_read_by_request(ends: tuple[EndWriter, EndReade
     assert reader.changed() == {}
 
 
+def test_a_session_has_one_number_until_it_ends(ends: tuple[EndWriter, EndReader]) -> None:
+    _, reader = ends
+    numbers = [reader.number(id_) for id_ in ("a", "b", "a")]
+    reader.forget(["a"])
+    assert [*numbers, reader.number("a")] == [1, 2, 1, 3]
+
+
 def test_a_mean_at_first_then_a_moving_one(ends: tuple[EndWriter, EndReader]) -> None:
     writer, _ = ends
     row = writer.enter(1)

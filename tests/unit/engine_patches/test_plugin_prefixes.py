@@ -132,13 +132,17 @@ def test_a_prompt_is_told_once_and_only_to_routers() -> None:
 
 
 def test_the_next_input_of_a_session_is_told_with_what_came_before() -> None:
+    """vLLM keeps the session's first request."""
     cache, tokens = Cache(), list(range(20))
-    cache.request(tokens)
+    session = cache.request(tokens)
     cache.prefixes.admitted(ROUTED)
-    cache.request([*tokens, *range(20)])
+    tokens += range(20)
+    session.num_prompt_tokens = len(tokens)
+    cache.prefixes.arrived(session)
     cache.prefixes.admitted(ROUTED)
+    cache.prefixes.stepped([ROUTED])
     told = cache.prefixes.cached.take().chains
-    assert [len(one.blocks) // 8 for one in told] == [1, 2]
+    assert told == [PromptChain(ROUTED, 0, of(tokens[:16])), PromptChain(ROUTED, 0, of(tokens))]
 
 
 def test_ids_of_cached_blocks_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
