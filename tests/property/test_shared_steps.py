@@ -13,7 +13,7 @@ from tests.support.core import snapshot
 RANKS = 3
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["step"] * 8 + ["rest", "restart one", "restart all"]),
+        st.sampled_from(["step"] * 8 + ["repeat", "rest", "restart one", "restart all", "retry"]),
         st.integers(0, RANKS - 1),
         st.integers(0, RANKS - 1),
     ),
@@ -39,10 +39,14 @@ class Group:
         elif kind == "restart all":
             self.epochs = [epoch + 1 for epoch in self.epochs]
             self.life, self.wave, self.step = self.life + 1, 0, 0
+        elif kind == "retry" and self.step:  # after a fault, in place
+            self.life, self.step = self.life + 1, 0
 
 
-def told(epoch: str, wave: int, step: int) -> Snapshot:
-    return replace(snapshot("delta", 1, epoch=epoch), wave=wave, wave_step=step)
+def told(epoch: str, wave: int, step: int, own: int = 0) -> Snapshot:
+    """``own``: the rank's count of its own steps."""
+    made = snapshot("delta", 1, epoch=epoch, step=own or 1000 * wave + step)
+    return replace(made, wave=wave, wave_step=step)
 
 
 @given(EVENTS)
@@ -50,19 +54,25 @@ def test_a_step_has_one_number(events: list[tuple[str, int, int]]) -> None:
     group, steps = Group(), SharedSteps()
     numbers: dict[tuple[int, int, int], int] = {}
     last, reported = 0, set(range(RANKS))
-    for kind, rank, idle in events:
+    said_last: dict[int, tuple[Snapshot, int]] = {}
+    for own, (kind, rank, idle) in enumerate(events, 1):
+        if kind == "repeat" and rank in said_last:  # a heartbeat
+            said, number = said_last[rank]
+            assert steps.number(str(rank), said, 0) == number
         if kind != "step":
-            # Of a restart of all, a rank that never reported would tell nothing.
-            if kind != "restart all" or len(reported) == RANKS:
+            # Where all begin anew, a rank that never reported would tell nothing.
+            anew = kind in ("restart all", "retry")
+            if not anew or len(reported) == RANKS:
                 group.change(kind, rank)
-                reported = set() if kind == "restart all" else reported
+                reported = set() if anew else reported
             continue
         group.step += 1
         busy = [one for one in range(RANKS) if one != idle or group.step == 1]
         reported.update(busy)
         for one in sorted(busy, key=lambda each: (each - rank) % RANKS):
-            said = told(str(group.epochs[one]), group.wave, group.step)
+            said = told(str(group.epochs[one]), group.wave, group.step, own)
             number = steps.number(str(one), said, 0)
+            said_last[one] = said, number
             at = group.life, group.wave, group.step
             assert numbers.setdefault(at, number) == number
         assert number > last

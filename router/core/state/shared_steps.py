@@ -2,7 +2,7 @@
 
 vLLM counts, alike on all ranks of a group, how often all have been idle (the wave) and the steps
 since. A rank that joins or comes back takes part in the count; it starts anew only with the whole
-group.
+group. If all go on in place after a fault, the steps of a wave are counted anew.
 """
 
 from typing import NamedTuple
@@ -14,11 +14,13 @@ _WAVES_KEPT = 2
 
 
 class _Told(NamedTuple):
-    """A rank's last count; ``life``: how often the whole group has restarted."""
+    """A rank's last count, at its own ``step``; ``life``: how often all have begun anew."""
 
     epoch: str
+    step: int
     life: int
     at: tuple[int, int]
+    number: int
 
 
 class SharedSteps:
@@ -34,17 +36,18 @@ class SharedSteps:
         """Number of a snapshot's step; ``furthest``: the group's last step, otherwise counted."""
         at = snapshot.wave, snapshot.wave_step
         before = self._told.get(worker_id)
-        again = before is not None and before.epoch != snapshot.epoch and before.life == self._life
-        if again and before is not None and at <= before.at:
+        if before is not None and before[:2] == (snapshot.epoch, snapshot.step):
+            return before.number  # it rests, perhaps for many waves
+        if before is not None and before.life == self._life and at <= before.at:
             self._life += 1
             self._bases.clear()
-        self._told[worker_id] = _Told(snapshot.epoch, self._life, at)
         if snapshot.wave not in self._bases:
             self._bases[snapshot.wave] = max(self._highest, furthest)
             if len(self._bases) > _WAVES_KEPT:
                 del self._bases[min(self._bases, key=lambda wave: self._bases[wave])]
         number = self._bases[snapshot.wave] + snapshot.wave_step
         self._highest = max(self._highest, number)
+        self._told[worker_id] = _Told(snapshot.epoch, snapshot.step, self._life, at, number)
         return number
 
     def forget(self, worker_id: str) -> None:

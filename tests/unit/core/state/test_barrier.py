@@ -356,6 +356,24 @@ def test_a_shared_count_needs_no_clocks_that_agree(shared: bool) -> None:
     assert (imbalance < 2 * 450) == shared, "but for the steps without b"
 
 
+def test_heartbeats_of_a_rank_that_rests_for_many_waves_are_no_steps() -> None:
+    ledger = StepLedger()
+
+    def report(worker: str, wave: int, load: int, step_s: float = 0.02) -> None:
+        message = snapshot("delta", 1, step=1 + wave, step_s=step_s)
+        message = replace(message, wave=wave, wave_step=1)
+        ledger.report(worker, StepShares(load, 0, running=load > 0), message, EMPTY)
+        ledger.complete("ab", EMPTY)
+
+    report("b", 0, 50)
+    for wave in range(8):
+        report("a", wave, 100)
+        for _ in "again":
+            report("b", 0, 0, 0.0)
+    report("a", 8, 100)
+    assert steps(ledger) == (8, 50 + 7 * 100, 150 + 7 * 100)
+
+
 def test_one_whose_first_step_is_told_late_is_set_beside_the_step_before() -> None:
     ledger = StepLedger()
     for step in range(1, 200):
