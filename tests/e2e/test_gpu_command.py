@@ -19,7 +19,12 @@ ROOT = Path(__file__).resolve().parents[2]
         ([], ["--limit-s=-5"], 2, "'-5' should be seconds"),
         ([], ["pair", "--limit-s", "nan"], 2, "'nan' should be seconds"),
         ([], ["--limit-s", "soon"], 2, "'soon' should be seconds"),
-        ([], ["--parts", "grid"], 2, "'grid' is none of decode, prompts, idle, plug-in"),
+        (
+            [],
+            ["--parts", "grid"],
+            2,
+            "'grid' is none of decode, prompts, idle, plug-in, budget, prefixes",
+        ),
     ],
 )
 def test_what_is_missing_is_said(

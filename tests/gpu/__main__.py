@@ -6,15 +6,8 @@ A machine with a GPU may have no network: nothing is installed here.
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 
-NEEDED = ("httpx", "msgspec", "numpy", "zmq")
-OF_A_ROUTER = ("fastapi", "httptools", "prometheus_client", "rich", "typer", "uvicorn")
-
-
-def missing(modules: tuple[str, ...]) -> list[str]:
-    """Those that this interpreter does not have."""
-    return [name for name in modules if find_spec(name) is None]
+from tests.gpu.needed import NEEDED, OF_A_ROUTER, missing
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Measures one GPU in ten minutes: step times, power, the plug-in's cost.
+"""Measures one GPU in ten minutes: step times, power, the plug-in's cost, what a router does.
 
     make gpu
     python -m tests.gpu --out FOLDER --limit-s 560
@@ -11,6 +11,10 @@ Parts, each with its share of the time; the next part gets what one leaves over:
     prompts  t_p: prompts of several lengths, alone and beside a batch that decodes
     idle     the power of a resting engine
     plug-in  an engine with the plug-in and one without it take turns with the same batch
+    budget   TTFT and TPOT with long prompts among decoding requests, through a router without and
+             with ``--prompt-budget auto``, in turns
+    prefixes prompt tokens of conversations that the router foretells to be cached, beside those
+             that the engine finds
 
 FOLDER/step_time.json holds every point as soon as it is measured, the fits with their residuals,
 the machine, and date, commit and command of every call; the engines' logs are beside it. The same
@@ -25,21 +29,33 @@ import contextlib
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any
 
 from tests.gpu.fit import Point, fit_decode, fit_power, fit_prompts
-from tests.gpu.parts import Budget, Parts, Values, measure_with, options
+from tests.gpu.needed import OF_A_ROUTER, missing
+from tests.gpu.parts import Budget, Parts, Values, measure_with, options, say
+from tests.gpu.routed import SMALL as SMALL_TRAFFIC
+from tests.gpu.routed import TALKS, Traffic, budget_figures, prefix_hits, prompt_budgets
+from tests.gpu.routed import names as budget_names
 from tests.gpu.serving import CHUNK_TOKENS, Engine, Machine, engine, machine_facts
 from tests.gpu.steps import NeverSeenError, decoding, idle_power, prompts
 from tests.support.rank_steps import SnapshotLog, reading
 
 FILE = "step_time.json"
 # What the parts of the file are called, in their order, with their shares of the time; the first
-# engine starts in the first one's, the second in the last one's.
-SHARES = {"decode": 0.55, "prompts": 0.12, "idle": 0.03, "plug-in": 0.3}
-DECODE, PROMPTS, IDLE, ROUNDS = SHARES
+# engine starts in the first one's, the second in that of the plug-in.
+SHARES = {
+    "decode": 0.47,
+    "prompts": 0.1,
+    "idle": 0.02,
+    "plug-in": 0.24,
+    "budget": 0.12,
+    "prefixes": 0.05,
+}
+DECODE, PROMPTS, IDLE, ROUNDS, BUDGETS, PREFIXES = SHARES
+ROUTED = {BUDGETS: prompt_budgets, PREFIXES: prefix_hits}
 COSTS = ("base_s", "per_token_s", "per_request_s")
 # Parts of a GPU's memory: while the second engine is there, the first one rests or takes turns.
 PLUGGED_SHARE, PLAIN_SHARE = "0.6", "0.3"
@@ -58,6 +74,7 @@ class Sizes:
         rounds: of plug-in on and off.
         hook_batch, hook_steps: requests and steps of such a round.
         idle_s: how long an engine rests.
+        traffic: through a router.
     """
 
     batches: Sequence[int] = (1, 8, 32, 64, 128, 256)
@@ -70,11 +87,12 @@ class Sizes:
     hook_batch: int = 32
     hook_steps: int = 300
     idle_s: float = 8.0
+    traffic: Traffic = field(default_factory=Traffic)
 
     @property
     def slots(self) -> int:
         """Requests at once."""
-        return max(*self.batches, self.hook_batch, self.mixed[0] + 1)
+        return max(*self.batches, self.hook_batch, self.mixed[0] + 1, self.traffic.clients)
 
     @property
     def longest(self) -> int:
@@ -94,6 +112,7 @@ SMALL = Sizes(
     hook_batch=4,
     hook_steps=40,
     idle_s=1.0,
+    traffic=SMALL_TRAFFIC,
 )
 
 
@@ -126,16 +145,21 @@ def measure(where: Machine, given: argparse.Namespace) -> list[str]:
     flags = (
         *("--max-num-seqs", str(sizes.slots), "--max-model-len", str(sizes.longest)),
         *("--max-num-batched-tokens", str(CHUNK_TOKENS)),
+        *("--enable-prefix-caching", "--enable-prompt-tokens-details"),
     )
     with plugged_engine(where, parts, flags) as (plugged, log):
         for part in wanted:
-            if part == ROUNDS:
-                if left[part] and budget.left_s(part) > 0:
-                    plug_in_cost(where, parts, plugged, sizes, flags, budget)
+            if not left[part] or budget.left_s(part) <= 0:
                 continue
-            for name in budget.within(part, left[part]):
-                with contextlib.suppress(NeverSeenError):
-                    parts.keep(part, name, one(part, name, plugged, log, sizes))
+            within = budget.within(part, left[part])
+            if part == ROUNDS:
+                plug_in_cost(where, parts, plugged, sizes, flags, budget)
+            elif part in ROUTED:
+                through_a_router(where, parts, part, plugged, log, sizes.traffic, within)
+            else:
+                for name in within:
+                    with contextlib.suppress(NeverSeenError):
+                        parts.keep(part, name, one(part, name, plugged, log, sizes))
     return [f"{part}: {name}" for part in wanted for name in parts.missing(part, wanted[part])]
 
 
@@ -162,7 +186,11 @@ def names(part: str, sizes: Sizes) -> list[str]:
         return [
             f"{tokens} beside {batch}" for batch in (0, sizes.mixed[0]) for tokens in sizes.prompts
         ]
-    return ["power_w"] if part == IDLE else [str(number + 1) for number in range(sizes.rounds)]
+    if part == ROUNDS:
+        return [str(number + 1) for number in range(sizes.rounds)]
+    if part == BUDGETS:
+        return budget_names(sizes.traffic)
+    return ["power_w"] if part == IDLE else [TALKS]
 
 
 def one(part: str, name: str, plugged: Engine, log: SnapshotLog, sizes: Sizes) -> object:
@@ -193,15 +221,35 @@ def plug_in_cost(
     """
     share = () if where.cpu else ("--gpu-memory-utilization", PLAIN_SHARE)
     every = names(ROUNDS, sizes)
-    missing, odd = parts.missing(ROUNDS, every), every[::2]
+    left, odd = parts.missing(ROUNDS, every), every[::2]
     with engine(where, "plain", *flags, *share, plug_in=False) as plain:
         # Whether there is time for a round is asked before each.
-        for name in chain(("warm-up",), budget.within(ROUNDS, missing)):
+        for name in chain(("warm-up",), budget.within(ROUNDS, left)):
             took = {}
             for each in (plugged, plain) if name in odd else (plain, plugged):
                 took[each] = burst_step_s(each, sizes.hook_batch, sizes.hook_steps)
-            if name in missing:
+            if name in left:
                 parts.keep(ROUNDS, name, {"on_step_s": took[plugged], "off_step_s": took[plain]})
+
+
+def through_a_router(
+    where: Machine,
+    parts: Parts,
+    part: str,
+    plugged: Engine,
+    log: SnapshotLog,
+    traffic: Traffic,
+    within: Iterator[str],
+) -> None:
+    """What is missing of a part that takes a router; why, where it cannot be measured."""
+    if absent := missing(OF_A_ROUTER):
+        say(f"{part}: no router without {', '.join(absent)}")
+        return
+    try:
+        for name, found in ROUTED[part](where, plugged, log, traffic, within):
+            parts.keep(part, name, found)
+    except NeverSeenError as error:
+        say(f"{part}: {error}")
 
 
 def burst_step_s(one: Engine, batch: int, steps: int) -> float:
@@ -231,6 +279,7 @@ def figures(parts: Mapping[str, Values]) -> tuple[Values, Values]:
     idle_w = parts.get(IDLE, {}).get("power_w")
     fits["power"] = None if idle_w is None else fit_power(decode, idle_w)
     fits["plug_in"] = plug_in_figures(list(parts.get(ROUNDS, {}).values()))
+    fits["prompt_budget"] = budget_figures(parts.get(BUDGETS, {}))
     return head, {"fits": fits}
 
 

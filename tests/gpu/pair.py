@@ -23,6 +23,7 @@ from typing import Any
 
 from router.core.types import Snapshot
 from tests.gpu.parts import Budget, Parts, measure_with, options
+from tests.gpu.routed import all_known
 from tests.gpu.serving import Engine, Machine, engine, machine_facts
 from tests.support.rank_steps import SnapshotLog, reading
 from tests.support.replays import run_replay
@@ -93,7 +94,9 @@ def run(
     flags = ["--trace", trace, "--arrivals", f"closed:{given.clients}"]
     flags += ["--requests", str(given.requests), "--max-tokens", str(given.max_tokens)]
     with running_router(folder, *workers, "--policy", policy) as router, reading(endpoints) as log:
-        wait_until(lambda: _known(router.get("/health").json()), WAIT_S, "both engines are known")
+        wait_until(
+            lambda: all_known(router.get("/health").json()), WAIT_S, "both engines are known"
+        )
         before = _last(log)
         report = run_replay(router.url, folder / "replay.json", *flags)
         log.rest(report["completed"])
@@ -106,11 +109,6 @@ def run(
         "energy_j_per_output_token": _joules_per_token(before, after, report),
         "imbalance_tokens_sampled": report["cluster"]["whole"]["avg_imbalance_tokens"],
     }
-
-
-def _known(health: Any) -> bool:
-    (group,) = health["groups"].values()
-    return all(worker["up"] and worker["snapshots"] == "fresh" for worker in group["workers"])
 
 
 def _last(log: SnapshotLog) -> list[Snapshot]:

@@ -31,7 +31,7 @@ INCOMPLETE = 3
 
 _END_S = 40.0
 _MOST_S = 86400.0
-CODE = ("engine_patches", "tests/gpu")
+CODE = ("engine_patches", "router/core", "tests/gpu")
 _STATE = ("settings", "machine", "calls", "parts")
 
 

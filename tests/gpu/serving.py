@@ -7,6 +7,7 @@ Only the shape of a model matters for the time of its steps: vLLM gets a config.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -25,6 +26,7 @@ MODEL = "dummy"
 # Tokens of a step, prompts' and answers' together.
 CHUNK_TOKENS = 8192
 READY_S = 400.0
+_asked = itertools.count()
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -127,12 +129,12 @@ class Engine:
     endpoint: str | None
 
     def decode_together(self, batch: int, context: int, max_tokens: int) -> None:
-        """So many requests, which arrive at once.
+        """So many requests, which arrive at once; none begins as an earlier one.
 
         Raises:
             httpx.HTTPError: their answers did not come.
         """
-        prompts = [prompt(context, first) for first in range(batch)]
+        prompts = [prompt(context, next(_asked)) for _ in range(batch)]
         body = {"model": MODEL, "prompt": prompts, "max_tokens": max_tokens, "ignore_eos": True}
         url = f"{self.server.url}/v1/completions"
         httpx.post(url, json=body, timeout=600).raise_for_status()
@@ -156,7 +158,7 @@ def engine(
     port, endpoint = free_port(3), None
     if plug_in:
         endpoint = f"tcp://127.0.0.1:{port + 1}"
-        config = json.dumps({"evenstep": {"snapshots": endpoint}})
+        config = json.dumps({"evenstep": {"snapshots": endpoint, "prompt_budget": True}})
         flags = (*flags, "--scheduler-cls", where.scheduler, "--additional-config", config)
     if hidden_lengths:
         flags = (*flags, "--logits-processors", "engine_patches.hidden_length:HiddenLength")
@@ -179,9 +181,11 @@ def engine_environment(where: Machine) -> dict[str, str]:
     return {**ENVIRONMENT, "PYTHONPATH": path}
 
 
-def prompt(tokens: int, first: int) -> list[int]:
-    """Token ids; a vocabulary of 512 has them."""
-    return [100 + (first + position * position) % 101 for position in range(tokens)]
+def prompt(tokens: int, number: int) -> list[int]:
+    """Token ids that begin with a number; a vocabulary of 512 has them."""
+    digits = [100 + number // 101**place % 101 for place in range(4)]
+    rest = [100 + position * position % 101 for position in range(len(digits), tokens)]
+    return [*digits, *rest][:tokens]
 
 
 # --- the machine ----------------------------------------------------------------------------------

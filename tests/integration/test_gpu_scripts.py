@@ -11,8 +11,19 @@ import pytest
 from loadgen.model.measured_step_time import load_step_time
 from loadgen.report.origin import commit
 from tests.gpu.fit import fit_decode, fit_prompts
-from tests.gpu.measure import COSTS, DECODE, IDLE, PROMPTS, ROUNDS, SMALL, names, points
-from tests.gpu.parts import INCOMPLETE
+from tests.gpu.measure import (
+    BUDGETS,
+    COSTS,
+    DECODE,
+    PREFIXES,
+    PROMPTS,
+    SHARES,
+    SMALL,
+    names,
+    points,
+)
+from tests.gpu.parts import INCOMPLETE, Values
+from tests.gpu.routed import TALKS, WITH, repeated
 from tests.support.engine import READY_S, Installation
 from tests.support.engine_python import ROOT
 from tests.support.server import wait_until
@@ -36,7 +47,7 @@ def test_a_measurement_that_was_ended_goes_on(
     measured = json.loads(file.read_text())["measured"]
     parts = measured["parts"]
     assert {part: list(parts[part]) for part in parts} == {
-        part: names(part, SMALL) for part in (DECODE, PROMPTS, IDLE, ROUNDS)
+        part: names(part, SMALL) for part in SHARES
     }
     assert first.items() <= parts[DECODE].items()
     for name, found in points(parts, DECODE).items():
@@ -48,6 +59,9 @@ def test_a_measurement_that_was_ended_goes_on(
         assert (found.prompt_tokens, found.requests) == (tokens, batch + 1)
         assert found.load_tokens > tokens + batch * SMALL.mixed[1]
 
+    check_budgets(parts[BUDGETS])
+    check_hits(parts[PREFIXES][TALKS])
+
     # What the simulator reads is what is fitted to the points that are kept.
     decode = fit_decode(points(parts, DECODE))
     prompts = fit_prompts(points(parts, PROMPTS), decode)
@@ -58,12 +72,13 @@ def test_a_measurement_that_was_ended_goes_on(
     assert measured["fits"]["decode"] == decode
     assert measured["fits"]["prompts"] == prompts
     assert measured["fits"]["plug_in"]["rounds"] == SMALL.rounds
+    assert measured["fits"]["prompt_budget"]["pairs"] == SMALL.traffic.pairs
 
     assert measured["settings"]["dry_run"]
     assert measured["machine"].items() >= {"device": "CPU", "vllm": "0.32.0"}.items()
     assert measured["machine"]["torch"].startswith("2.")
     assert [call["commit"] for call in measured["calls"]] == [commit()] * 2
-    assert {path.name for path in tmp_path.glob("*.log")} == {
+    assert {path.name for path in tmp_path.glob("engine-*.log")} == {
         "engine-plug-in.log",
         "engine-plain.log",
     }
@@ -71,6 +86,32 @@ def test_a_measurement_that_was_ended_goes_on(
     before = file.read_bytes()
     assert measure(engine_installation, tmp_path).returncode == 0
     assert file.read_bytes() == before
+
+
+def check_budgets(runs: Values) -> None:
+    """The budget was in force in the runs with it alone, and no step computed more."""
+    for name, run in runs.items():
+        prompts = run["steps_with_prompts"]
+        if name.endswith(WITH):
+            assert run["bounded_steps"] > 0.9 * prompts, name
+            assert run["median_budget_tokens"] > 0
+        else:  # a step has room for a whole long prompt
+            assert (run["bounded_steps"], run["median_budget_tokens"]) == (0, 0), name
+            assert run["most_prompt_tokens"] >= SMALL.traffic.long
+        assert (prompts > 0, run["steps_above_budget"]) == (True, 0), name
+        assert (run["completed"], run["failed"]) == (SMALL.traffic.requests, 0), name
+        assert 0 < run["median_tpot_ms"] <= run["p99_tpot_ms"]
+        assert 0 < run["median_ttft_ms"] <= run["p99_ttft_ms"]
+
+
+def check_hits(found: Values) -> None:
+    """What the router foretold is what vLLM counts: all that earlier turns had."""
+    asked = SMALL.traffic.talks * SMALL.traffic.turns
+    assert (found["completed"], found["failed"], found["requests"]) == (asked, 0, asked)
+    assert found["vllm_prompt_tokens"] == found["prompt_tokens"]
+    assert found["vllm_found_tokens"] == found["found_tokens"] == repeated(SMALL.traffic)
+    assert found["foretold_by_found"] == pytest.approx(1, abs=0.02)
+    assert found["error_tokens"] <= 0.02 * found["found_tokens"]
 
 
 def test_one_without_time_says_that_it_is_not_whole(

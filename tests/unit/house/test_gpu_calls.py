@@ -17,6 +17,7 @@ from tests.gpu import measure
 from tests.gpu.measure import ROUNDS, SMALL, figures, plug_in_cost
 from tests.gpu.parts import Budget, Parts, Values
 from tests.gpu.serving import Engine, Machine
+from tests.gpu.steps import NeverSeenError
 
 SIZES = replace(SMALL, rounds=4, hook_steps=10)
 PROMPTS_S = 4.0
@@ -113,3 +114,30 @@ def test_the_idle_power_of_a_gpu_that_was_unknown_is_measured_again(
         kept = json.loads((tmp_path / measure.FILE).read_text())["measured"]["parts"]
         kept_w.append(kept[measure.IDLE]["power_w"])
     assert kept_w == found_w
+
+
+@pytest.mark.parametrize("absent", [[], ["uvicorn"]])
+def test_what_a_router_cannot_tell_leaves_the_other_parts_alone(
+    absent: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def hits(*_: Any) -> Iterator[tuple[str, Values]]:
+        yield "first", {"found": 1}
+        raise NeverSeenError("no step with the budget")
+
+    @contextlib.contextmanager
+    def engine(_where: Machine, parts: Parts, _flags: Any) -> Iterator[tuple[None, None]]:
+        parts.begin({}, "5f1e")
+        yield None, None
+
+    monkeypatch.setattr(measure, "plugged_engine", engine)
+    monkeypatch.setattr(measure, "idle_power", lambda *_: 71.5)
+    monkeypatch.setattr(measure, "missing", lambda _: absent)
+    monkeypatch.setitem(measure.ROUTED, measure.BUDGETS, hits)
+    given = Namespace(out=tmp_path, limit_s=560.0, parts=(measure.BUDGETS, measure.IDLE))
+    left = measure.measure(CPU, given)
+    assert left == [f"budget: {name}" for name in measure.names(measure.BUDGETS, SMALL)]
+    kept = json.loads((tmp_path / measure.FILE).read_text())["measured"]["parts"]
+    assert kept[measure.IDLE] == {"power_w": 71.5}
+    assert kept.get(measure.BUDGETS) == (None if absent else {"first": {"found": 1}})
+    said = "no router without uvicorn" if absent else "no step with the budget"
+    assert f"budget: {said}" in capsys.readouterr().err
