@@ -1,12 +1,12 @@
-r"""A logits processor that reports each request's probability of ending to the scheduler's plug-in.
+r"""A logits processor that reports each request's probability of ending to the plug-in.
 
     vllm serve MODEL --scheduler-cls … --logits-processors engine_patches.end_signal:EndSignal \
         --additional-config '{"evenstep": {"snapshots": "…", "end_signal": true}}'
 
 It changes no logits. It reports the model's probability of the tokens that would end the request,
 at the request's temperature (1 if it is greedy), before top-k, top-p and min-p. The value is
-averaged over the latest tokens (``end_table.WINDOW_TOKENS``). For both of vLLM's model runners.
-Imported by vLLM only.
+averaged over the latest tokens (``end_table.WINDOW_TOKENS``). It works with both of vLLM's model
+runners. Imported by vLLM only.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     vllm serve MODEL --logits-processors engine_patches.hidden_length:HiddenLength
 
-A request's end token comes as token ``evenstep_output_tokens`` of its ``vllm_xargs``, none earlier.
-The router and the scheduler see its ``max_tokens`` alone. A request that ignores end tokens, or
-lacks the field, is unchanged. The emulated engine does the same. For both of vLLM's model
-runners. Imported by vLLM only.
+A request ends at the length in its ``vllm_xargs``, ``evenstep_output_tokens``: its end token comes
+then, and none before. The router and the scheduler see only its ``max_tokens``. A request that
+ignores end tokens, or lacks the field, is unchanged. Emulated engines do the same. It works with
+both of vLLM's model runners. Imported by vLLM only.
 """
 
 from __future__ import annotations

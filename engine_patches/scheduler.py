@@ -1,4 +1,4 @@
-r"""The plug-in: vLLM's two schedulers with a published state per step, and with admission.
+r"""The plug-in: vLLM's two schedulers, publishing their state in each step, and with admission.
 
     vllm serve MODEL --scheduler-cls engine_patches.scheduler.EvenstepAsyncScheduler \
         --additional-config '{"evenstep": {"snapshots": "tcp://127.0.0.1:5600"}}'

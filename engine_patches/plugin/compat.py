@@ -1,4 +1,4 @@
-"""What the plug-in reads of vLLM; no module beside ``compat*`` may read any.
+"""What the plug-in reads of vLLM; only the ``compat*`` modules may read it.
 
 ``compat_names`` has the names. They are the same in vLLM 0.26 to 0.33, but for those with an
 "or"; ``_kv_bytes`` has a difference too.
@@ -41,8 +41,8 @@ class EngineView:
 
     Attributes:
         lacks: features that cannot be read, with the reason.
-        ranks: of a group with mixture of experts, whose steps are its; of dense models each engine
-            is alone. 0: unknown.
+        ranks: of the data-parallel group, which step together; 1 for dense models, whose engines
+            step alone. 0: unknown.
         rank, kv_memory, gpus: None: unknown.
         kv_bytes: of the KV cache on each GPU; None: unknown.
         next_shared: ``wave`` and ``wave_step`` of the step that begins next; zeros: unknown.
@@ -73,7 +73,7 @@ class EngineView:
         self.readable = self.reads("state")
 
     def read(self, feature: str, make: Callable[[], T], without: U, *needs: str) -> T | U:
-        """What is made of a feature's names; ``without``, and noted, if they cannot be read.
+        """What ``make`` returns; ``without``, with a note, if the feature cannot be read.
 
         PlugInError of ``make`` is raised: a setting is wrong. ``needs``: features that it rests on.
         """
@@ -90,11 +90,11 @@ class EngineView:
         return without
 
     def reads(self, feature: str) -> bool:
-        """Whether all its names are there."""
+        """Whether vLLM has all names of a feature."""
         return self.read(feature, lambda: True, False)
 
     def require(self, feature: str, *needs: str) -> None:
-        """PlugInError: it cannot work with this vLLM."""
+        """PlugInError: the feature cannot work with this vLLM."""
         if reason := self._reason(feature, *needs):
             raise PlugInError(
                 f"evenstep.{feature} cannot work with vLLM {version()}: it has no {reason}. "

@@ -3,8 +3,8 @@
 They are checked once, as the engine starts. A feature that lacks a name is left out and told to the
 routers (``Snapshot.unreported``); the engine starts without it, unless it is admission.
 
-Notation: ``a.b`` is an attribute of an attribute; of ``a or b`` one is enough. A function has its
-arguments: ``f(x, y)`` takes these first, under these names; ``f(_, _, z=)`` can be called so.
+Notation: ``a.b`` is an attribute of an attribute; of ``a or b`` one is enough. ``f(x, y)`` is a
+function whose first arguments have these names; ``f(_, _, z=)`` one that can be called like that.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class PromptTokens:
     """Bounds the prompt tokens of single steps; tokens of requests in decode always fit.
 
     Raises:
-        PlugInError: this engine does not compute prompts in any pieces.
+        PlugInError: this engine cannot cut prompts into pieces of any size.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -59,7 +59,7 @@ class PromptTokens:
     def hold(self) -> None:
         """Let the next step compute no prompts; ``schedule`` must be told to throttle them.
 
-        It would not with requests left waiting, nor where none decodes here.
+        By itself vLLM throttles none if it left requests waiting, or if none decodes here.
         """
         self._scheduler.max_num_scheduled_tokens = min(self._step_tokens, self._decoding)
         self._scheduler.prefill_capacity_bound = False

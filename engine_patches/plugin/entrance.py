@@ -71,7 +71,7 @@ class Entrance:
             scheduler.waiting.add_request(request)
 
     def admit_all(self) -> None:
-        """Bring back who was set aside, behind requests that were chosen, or preempted since."""
+        """Bring back those set aside, behind requests that were chosen, or preempted since."""
         scheduler = self._scheduler
         if self._aside is not None:
             for request in reversed(list(scheduler.waiting)):
@@ -84,7 +84,7 @@ class Entrance:
 
 
 def _taken(queue: Any, ids: Sequence[str]) -> Iterable[Any]:
-    """Remove these requests from a queue, as far as they are in it; in this order."""
+    """Remove those of these requests that are in a queue, and return them in this order."""
     if [request.request_id for request in islice(queue, len(ids))] == list(ids):
         return [queue.pop_request() for _ in ids]
     place = {id_: number for number, id_ in enumerate(ids)}

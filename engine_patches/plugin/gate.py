@@ -1,7 +1,7 @@
 """Admission inside a vLLM scheduler: a policy chooses the requests, vLLM admits them.
 
 Before each step all requests but the chosen ones are set aside from vLLM's queue. Running requests
-are never held up. One that was chosen and cannot run yet takes no part in the choice until it can.
+are never held up. A request that was chosen but cannot run yet is not chosen again until it can.
 A fault ends admission, never the engine: from then on vLLM decides alone.
 """
 
@@ -36,7 +36,7 @@ _ends_admission = harmless("admission ends here; from now on vLLM decides alone"
 
 
 class AdmissionGate:
-    """Admission of one engine; PlugInError: both the policy and vLLM order the queue.
+    """Admission of one engine; PlugInError: policy and vLLM would both reorder the queue.
 
     ``ahead`` steps are scheduled before the results of one are known; an ended request keeps its
     memory for as long.

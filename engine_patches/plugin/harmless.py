@@ -13,7 +13,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def harmless(consequence: str) -> Callable[[_Method], _Method]:
-    """Log a method's exception and its consequence; then the object has ``failed``: none works."""
+    """Log an exception and its consequence; then the object has ``failed``, and does no more."""
 
     def guard(method: _Method) -> _Method:
         @functools.wraps(method)

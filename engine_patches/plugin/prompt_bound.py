@@ -1,9 +1,8 @@
 """The prompt budget of one engine: which one is in force, and steps that keep it.
 
-Without a barrier it is the least that routers have set. Behind one, what is in force changes on all
-ranks after the same step, to the least that any rank was told, and to none if any was told none:
-the ranks compute it together. Messages that are late or lost on the way to one rank therefore bring
-no rank another budget than the others.
+Without a barrier it is the least that routers have set. Behind one, the ranks agree after the same
+step on the least that any of them was told, or on none if any was told none. So a message that is
+late or lost on the way to one rank gives no rank another budget than the others have.
 """
 
 import time

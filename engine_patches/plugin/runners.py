@@ -1,6 +1,6 @@
-"""The interfaces of vLLM's two model runners for logits processors. Imported by vLLM only.
+"""What vLLM's two model runners (V1 and V2) want of a logits processor. Imported by vLLM only.
 
-The second runner has had one since 0.31; before, vLLM takes the first for a processor of one's own.
+V2 takes logits processors of users since vLLM 0.31; before, vLLM uses V1 where one is loaded.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ try:
 except ImportError:
 
     class SecondRunners:  # type: ignore[no-redef]
-        """There is none."""
+        """Stands for what vLLM before 0.31 does not have."""
 
 
 __all__ = ["Chosen", "FirstRunners", "SecondRunners", "Slots", "on_device"]
 
 
 class Chosen(FirstRunners, SecondRunners):  # type: ignore[misc]
-    """What vLLM is told to load: it makes ``first`` or ``second``, as the runner constructs it.
+    """The class that vLLM loads; an object of it is a ``first`` for runner V1, a ``second`` for V2.
 
-    Both runners insist on a class of their own interface.
+    Each runner insists on a class of its own interface.
     """
 
     first: type

@@ -44,7 +44,7 @@ class Settings:
         return self.secret_key_file is not None
 
     def endpoint(self, rank: int) -> str:
-        """Of a rank's stream; each rank takes the next two ports. PlugInError: there are none."""
+        """Of a rank's stream; each rank takes the next two ports. PlugInError: no port is left."""
         if not self.snapshots.startswith("tcp://"):
             return f"{self.snapshots}.{rank}" if rank else self.snapshots
         host, _, port = self.snapshots.rpartition(":")
