@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from tests.gpu.group import FILE as GROUP_FILE
 from tests.gpu.measure import FILE, SHARES, Sizes
 from tests.gpu.pair import FILE as PAIR_FILE
 from tests.support.docs import README, text_of, words
@@ -20,6 +21,7 @@ def test_the_ledger_says_what_has_run() -> None:
     ran = {what.partition(":")[0]: gpu != "not run" for what, gpu, _ in LEDGER[2:]}
     assert ran["`make gpu`"] == on_a_gpu(FILE)
     assert ran["`make gpu GPU_FLAGS=pair`"] == on_a_gpu(PAIR_FILE)
+    assert ran["`make gpu GPU_FLAGS=group`"] == on_a_gpu(GROUP_FILE)
     for text in (PROSE, words(text_of(README))):
         said = "Nothing of this repository has run on a GPU yet" in text
         assert said == (not any(ran.values()))

@@ -25,6 +25,11 @@ ROOT = Path(__file__).resolve().parents[2]
             2,
             "'grid' is none of decode, prompts, idle, plug-in, budget, prefixes",
         ),
+        (["-S"], ["group"], 1, "httpx, msgspec, numpy, zmq, fastapi, httptools"),
+        ([], ["group", "--ranks", "1"], 2, "'1' should be 2 or more"),
+        ([], ["group", "--ranks", "99"], 2, "99 ranks need a GPU each, and engines see "),
+        ([], ["group", "--dry-run", "--model", "m"], 2, "leave out --model"),
+        ([], ["group", "--shape", "llama-3-8b"], 2, "invalid choice: 'llama-3-8b'"),
     ],
 )
 def test_what_is_missing_is_said(

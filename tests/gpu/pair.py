@@ -97,25 +97,27 @@ def run(
         wait_until(
             lambda: all_known(router.get("/health").json()), WAIT_S, "both engines are known"
         )
-        before = _last(log)
+        before = last(log)
         report = run_replay(router.url, folder / "replay.json", *flags)
         log.rest(report["completed"])
-        after = _last(log)
+        after = last(log)
     return {
         "trace": trace,
         "policy": policy,
         **{key: report[key] for key in FIGURES},
-        "preemptions": _grown(before, after, "preemptions_total"),
+        "preemptions": grown(before, after, "preemptions_total"),
         "energy_j_per_output_token": _joules_per_token(before, after, report),
         "imbalance_tokens_sampled": report["cluster"]["whole"]["avg_imbalance_tokens"],
     }
 
 
-def _last(log: SnapshotLog) -> list[Snapshot]:
+def last(log: SnapshotLog) -> list[Snapshot]:
+    """What each rank has told last."""
     return [told[-1] for told in log.snapshots]
 
 
-def _grown(before: Sequence[Snapshot], after: Sequence[Snapshot], counter: str) -> int:
+def grown(before: Sequence[Snapshot], after: Sequence[Snapshot], counter: str) -> int:
+    """What a counter of all ranks has grown by."""
     return sum(
         getattr(b, counter) - getattr(a, counter) for a, b in zip(before, after, strict=True)
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from loadgen.report.origin import KEY, Engines, commit, origin
-from tests.gpu.serving import ROOT, SHAPES, Machine, cpu_python, gpu_is_there, has_vllm
+from tests.gpu.serving import DENSE, ROOT, Machine, cpu_python, gpus_there, has_vllm
 
 Values = Mapping[str, Any]
 """By name."""
@@ -180,8 +180,13 @@ def _read(file: Path) -> Any:
 # --- the command line -----------------------------------------------------------------------------
 
 
-def options(doc: str | None) -> argparse.ArgumentParser:
-    """The part of it that says where engines run, for how long, and where parts are kept."""
+def options(doc: str | None, shapes: tuple[str, str] = DENSE) -> argparse.ArgumentParser:
+    """The part of it that says where engines run, for how long, and where parts are kept.
+
+    Args:
+        doc: of the script.
+        shapes: of the model on a GPU, and in a dry run.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m tests.gpu",
         description=doc,
@@ -193,7 +198,8 @@ def options(doc: str | None) -> argparse.ArgumentParser:
         action="store_true",
         help="small sizes on the CPU engine of `make engine`; also done where there is no GPU",
     )
-    parser.add_argument("--shape", choices=SHAPES, default="llama-3-8b")
+    parser.add_argument("--shape", choices=shapes, default=shapes[0])
+    parser.set_defaults(small_shape=shapes[1], ranks=1, model=None)
     parser.add_argument("--engine-flags", default="", help="further ones of vllm serve, one text")
     parser.add_argument("--out", type=Path, help="folder for the results; measures what it lacks")
     parser.add_argument(
@@ -261,7 +267,15 @@ def say(text: str) -> None:
 
 def _where(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Machine:
     """The machine, with all that is needed there; ``given`` gets the defaults that it decides."""
-    cpu = given.dry_run or not gpu_is_there()
+    gpus = 0 if given.dry_run else gpus_there()
+    if gpus < given.ranks > 1 and not given.dry_run:
+        parser.error(
+            f"{given.ranks} ranks need a GPU each, and engines see {gpus} here: name fewer with "
+            "--ranks, look at nvidia-smi -L and CUDA_VISIBLE_DEVICES, or try it with --dry-run"
+        )
+    cpu = not gpus
+    if cpu and given.model:
+        parser.error("a dry run has a tiny model of its own: leave out --model")
     python = given.python or (cpu_python() if cpu else Path(sys.executable))
     if python is None:
         parser.error("there is no GPU here, and no CPU engine for a dry run: run make engine")
@@ -270,7 +284,9 @@ def _where(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Machin
     given.out = given.out or ROOT / ("out/gpu-dry-run" if cpu else "tests/data/gpu")
     given.commit = given.commit or commit()
     flags = tuple(shlex.split(given.engine_flags))
-    return Machine(python, "tiny" if cpu else given.shape, cpu, flags, given.out, given.commit)
+    shape = given.small_shape if cpu else given.shape
+    rest = (flags, given.out, given.commit, given.ranks, given.model)
+    return Machine(python, shape, cpu, *rest)
 
 
 def _leave(number: int, _frame: object) -> NoReturn:

@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from engine_patches.plugin.settings import PORTS_PER_RANK, Settings
 from tests.support.server import Server, free_port, starting, wait_ready
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +40,16 @@ _LLAMA = {
     "eos_token_id": 1,
     "max_position_embeddings": 131072,
 }
-SHAPES = {
+_QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+}
+SHAPES: dict[str, dict[str, Any]] = {
     "llama-3-8b": {
         "hidden_size": 4096,
         "intermediate_size": 14336,
@@ -58,13 +68,45 @@ SHAPES = {
         "head_dim": 32,
         "vocab_size": 512,
     },
+    "qwen3-30b-a3b": {
+        **_QWEN3_MOE,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+    },
+    "tiny-moe": {
+        **_QWEN3_MOE,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "moe_intermediate_size": 64,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "vocab_size": 512,
+    },
 }
+# Of one model each: on a GPU, and in a dry run.
+DENSE = ("llama-3-8b", "tiny")
+EXPERTS = ("qwen3-30b-a3b", "tiny-moe")
+# On CPUs vLLM's kernels take an expert's number for its place, so each rank has a part of every
+# expert: the barrier is the same. One front end is enough there.
+_SPREAD = {False: ("--enable-expert-parallel",), True: ("--api-server-count", "1")}
 # The CPU engine of `make engine`, where the scripts themselves are tested.
 _CPU_FLAGS = ("--enforce-eager", "--block-size", "32", "--num-gpu-blocks-override", "4096")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK")
 _GPU_DEFAULTS = {
     **dict.fromkeys(_OFFLINE, "1"),
-    "CUDA_VISIBLE_DEVICES": "0",
     # The sampler of FlashInfer is vLLM's default, and not everywhere installed.
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
@@ -81,6 +123,9 @@ class Machine:
         flags: further ones of ``vllm serve``.
         folder: for the model and the logs.
         commit: of what is measured.
+        ranks: data-parallel ones of each engine, with a GPU each; the experts are
+            divided among them.
+        weights: name or folder of a real model in place of the shape; None: dummy ones.
     """
 
     python: Path
@@ -89,6 +134,8 @@ class Machine:
     flags: tuple[str, ...]
     folder: Path
     commit: str
+    ranks: int = 1
+    weights: str | None = None
 
     @property
     def scheduler(self) -> str:
@@ -100,25 +147,37 @@ class Machine:
     def settings(self) -> dict[str, Any]:
         """What figures depend on."""
         return {
-            "shape": self.shape,
-            "weights": "dummy",
+            "shape": self.shape if self.weights is None else None,
+            "weights": self.weights or "dummy",
             "dry_run": self.cpu,
             "scheduler": self.scheduler.rpartition(".")[2],
             "engine_flags": list(self.flags),
         }
 
     def command(self, flags: tuple[str, ...]) -> list[str]:
-        """``vllm serve`` with the model's shape."""
-        model = self.folder / self.shape
-        model.mkdir(parents=True, exist_ok=True)
-        (model / "config.json").write_text(json.dumps({**_LLAMA, **SHAPES[self.shape]}))
+        """``vllm serve`` with the model, or its shape."""
+        model = (self.weights,) if self.weights else (self._shaped(), "--load-format", "dummy")
         serve: tuple[str, ...] = ("-m", "vllm.entrypoints.cli.main", "serve")
         if self.cpu:
             serve = (str(ROOT / "deploy" / "engine" / "serve.py"),)
-        fixed = ["--load-format", "dummy", "--skip-tokenizer-init", "--served-model-name", MODEL]
+        fixed = ["--skip-tokenizer-init", "--served-model-name", MODEL]
         fixed += ["--host", "127.0.0.1", "--no-enable-prefix-caching"]
         device = _CPU_FLAGS if self.cpu else ("--async-scheduling",)
-        return [str(self.python), *serve, str(model), *device, *fixed, *flags, *self.flags]
+        return [str(self.python), *serve, *model, *device, *fixed, *flags, *self.flags]
+
+    def group_flags(self, rpc_port: int) -> tuple[str, ...]:
+        """What makes its ranks one group, behind one front end; none for a rank alone."""
+        if self.ranks == 1:
+            return ()
+        size = ("--data-parallel-size", str(self.ranks), *_SPREAD[self.cpu])
+        place = ("--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", str(rpc_port))
+        return (*size, *place)
+
+    def _shaped(self) -> str:
+        model = self.folder / self.shape
+        model.mkdir(parents=True, exist_ok=True)
+        (model / "config.json").write_text(json.dumps({**_LLAMA, **SHAPES[self.shape]}))
+        return str(model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +186,24 @@ class Engine:
 
     server: Server
     endpoint: str | None
+    ranks: int = 1
 
-    def decode_together(self, batch: int, context: int, max_tokens: int) -> None:
+    @property
+    def endpoints(self) -> list[str]:
+        """Of the state stream of each of its ranks."""
+        assert self.endpoint is not None
+        return [Settings(self.endpoint).endpoint(rank) for rank in range(self.ranks)]
+
+    def decode_together(
+        self, batch: int, context: int, max_tokens: int, rank: int | None = None
+    ) -> None:
         """So many requests, which arrive at once; none begins as an earlier one.
+
+        Args:
+            batch: how many.
+            context: prompt tokens of each.
+            max_tokens: of each answer.
+            rank: where all of them go; None: the engine says.
 
         Raises:
             httpx.HTTPError: their answers did not come.
@@ -137,7 +211,8 @@ class Engine:
         prompts = [prompt(context, next(_asked)) for _ in range(batch)]
         body = {"model": MODEL, "prompt": prompts, "max_tokens": max_tokens, "ignore_eos": True}
         url = f"{self.server.url}/v1/completions"
-        httpx.post(url, json=body, timeout=600).raise_for_status()
+        headers = {} if rank is None else {"X-data-parallel-rank": str(rank)}
+        httpx.post(url, json=body, headers=headers, timeout=600).raise_for_status()
 
 
 @contextlib.contextmanager
@@ -154,8 +229,9 @@ def engine(
         hidden_lengths: requests end where a replay says; vLLM's second model runner cannot do so.
     """
     environment = engine_environment(where)
-    # The state stream takes two.
-    port, endpoint = free_port(3), None
+    # Beside those of the state streams: for HTTP, and for the ranks among themselves.
+    port, endpoint = free_port(2 + PORTS_PER_RANK * where.ranks), None
+    flags = (*flags, *where.group_flags(port + 1 + PORTS_PER_RANK * where.ranks))
     if plug_in:
         endpoint = f"tcp://127.0.0.1:{port + 1}"
         config = json.dumps({"evenstep": {"snapshots": endpoint, "prompt_budget": True}})
@@ -167,7 +243,7 @@ def engine(
     command = [*where.command(flags), "--port", str(port)]
     with starting(command, port, log, environment) as server:
         wait_ready(server, READY_S)
-        yield Engine(server, endpoint)
+        yield Engine(server, endpoint, where.ranks)
 
 
 def engine_environment(where: Machine) -> dict[str, str]:
@@ -175,9 +251,13 @@ def engine_environment(where: Machine) -> dict[str, str]:
     given = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([str(ROOT), *([given] if given else [])])
     if not where.cpu:
-        return {**_GPU_DEFAULTS, **os.environ, "PYTHONPATH": path}
+        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(where.ranks)))}
+        return {**_GPU_DEFAULTS, **gpus, **os.environ, "PYTHONPATH": path}
     from tests.support.engine import ENVIRONMENT
+    from tests.support.moe_lockstep.ranks import collectives
 
+    if where.ranks > 1:
+        path = os.pathsep.join([path, str(collectives(where.folder))])
     return {**ENVIRONMENT, "PYTHONPATH": path}
 
 
@@ -204,9 +284,12 @@ def machine_facts(where: Machine, server: Server) -> dict[str, str]:
     }
 
 
-def gpu_is_there() -> bool:
-    """Whether the driver shows one."""
-    return _said(["nvidia-smi", "-L"]).startswith("GPU ")
+def gpus_there() -> int:
+    """How many the driver shows, and engines may see."""
+    shown = _said(["nvidia-smi", "-L"]).splitlines()
+    there = sum(line.startswith("GPU ") for line in shown)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return min(there, len(visible.split(","))) if visible else there
 
 
 def has_vllm(python: Path) -> bool:

@@ -10,7 +10,10 @@ import pytest
 
 from loadgen.model.measured_step_time import load_step_time
 from loadgen.report.origin import commit
+from loadgen.traces.trace import load_trace
+from tests.gpu.barrier import ALL, LOADS, LONG, REST, SHORT
 from tests.gpu.fit import fit_decode, fit_prompts
+from tests.gpu.group import BALANCER, WAYS
 from tests.gpu.measure import (
     BUDGETS,
     COSTS,
@@ -33,6 +36,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 REQUESTS = 30
 POLICIES = ("least_tokens", "bfio")
 PAIR = f"--slots 8 --clients 24 --max-tokens 32 --policies {','.join(POLICIES)}"
+OF_A_GROUP = 60
+GROUP = f"--ranks 2 --slots 8 --clients 24 --requests {OF_A_GROUP} --max-tokens 32 --rounds 1"
 LIMIT_S = 1200
 
 
@@ -126,7 +131,7 @@ def test_one_without_time_says_that_it_is_not_whole(
 def test_two_engines_behind_the_router(engine_installation: Installation, tmp_path: Path) -> None:
     for _ in range(2):
         done = measure(
-            engine_installation, tmp_path, *PAIR.split(), f"--requests={REQUESTS}", pair=True
+            engine_installation, tmp_path, *PAIR.split(), f"--requests={REQUESTS}", script="pair"
         )
         assert done.returncode == 0, done.stderr
     measured = json.loads((tmp_path / "pair.json").read_text())["measured"]
@@ -138,16 +143,51 @@ def test_two_engines_behind_the_router(engine_installation: Installation, tmp_pa
     assert len(measured["calls"]) == 1
 
 
-def command(engine: Installation, out: Path, limit_s: float = LIMIT_S, *, pair: bool) -> list[str]:
+def test_a_group_by_every_way(engine_installation: Installation, tmp_path: Path) -> None:
+    done = measure(engine_installation, tmp_path, *GROUP.split(), script="group")
+    assert done.returncode == 0, done.stderr
+    measured = json.loads((tmp_path / "group.json").read_text())["measured"]
+    turn = measured["parts"]["rounds"]["1"]
+    assert list(turn) == list(WAYS)
+    lengths = [row.output_tokens for row in load_trace("burstgpt").sample(OF_A_GROUP, seed=1)]
+    tokens = sum(min(length, 32) for length in lengths)
+    for way, run in turn.items():
+        assert (run["completed"], run["failed"], run["preemptions"]) == (OF_A_GROUP, 0, 0)
+        assert run["total_output_tokens"] == tokens
+        # Every token is computed once; the last one of an output is never computed upon.
+        assert run["tokens_computed"] == run["total_input_tokens"] + tokens - OF_A_GROUP
+        assert sum(run["requests_of_ranks"]) == OF_A_GROUP
+        assert min(run["requests_of_ranks"]) > 0
+        assert min(run["imbalance_tokens"], run["mean_tpot_ms"], run["client_cores"]) > 0
+        assert (run["router_imbalance_tokens"] is None) == (way == BALANCER)
+        assert (run["router_cores"] == 0) == (way == BALANCER)
+        assert measured["ways"][way]["output_throughput"] == run["output_throughput"]
+    assert all(turn[way]["router_imbalance_tokens"] > 0 for way in WAYS[1:])
+    ratio = turn["bfio"]["mean_tpot_ms"] / turn[BALANCER]["mean_tpot_ms"]
+    assert measured["ratios"]["bfio"]["mean_tpot_ms"] == {"median": ratio, "rounds": [ratio]}
+
+    loads = measured["parts"]["power"]
+    assert list(loads) == list(LOADS)
+    assert all(load["power_w"] == [None] * 2 for load in loads.values())
+    assert {loads[load]["requests_of_a_rank"] for load in LOADS if load != REST} == {8}
+    contexts = [loads[load]["context_tokens"] for load in (SHORT, LONG, ALL)]
+    assert contexts[0] < contexts[1] == contexts[2]
+    assert measured["power_of_a_gpu"]["step_longer_by"] > 0
+    assert measured["settings"].items() >= {"shape": "tiny-moe", "ranks": 2}.items()
+
+
+def command(
+    engine: Installation, out: Path, limit_s: float = LIMIT_S, script: str = ""
+) -> list[str]:
     where = f"--dry-run --python {engine.python} --out {out} --limit-s {limit_s}"
-    return [sys.executable, "-m", "tests.gpu", *["pair"] * pair, *where.split()]
+    return [sys.executable, "-m", "tests.gpu", *script.split(), *where.split()]
 
 
 def measure(
-    engine: Installation, out: Path, *flags: str, limit_s: float = LIMIT_S, pair: bool = False
+    engine: Installation, out: Path, *flags: str, limit_s: float = LIMIT_S, script: str = ""
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*command(engine, out, limit_s, pair=pair), *flags],
+        [*command(engine, out, limit_s, script), *flags],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -159,9 +199,7 @@ def measure(
 
 def until_a_point(engine: Installation, file: Path) -> dict[str, Any]:
     """End the measurement after its first point; the points that it has kept."""
-    process = subprocess.Popen(
-        command(engine, file.parent, pair=False), cwd=ROOT, stdin=subprocess.DEVNULL
-    )
+    process = subprocess.Popen(command(engine, file.parent), cwd=ROOT, stdin=subprocess.DEVNULL)
     try:
         wait_until(file.exists, 2 * READY_S, "a first point")
         process.terminate()

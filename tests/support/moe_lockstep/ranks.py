@@ -85,7 +85,7 @@ def running_ranks(
     each = [("--data-parallel-rank", str(rank)) for rank in range(RANKS)]
     # One front end knows of every request that the balancer has given to a rank.
     alone = [("--api-server-count", "1")]
-    path = os.pathsep.join([str(ROOT), str(_entry(folder))])
+    path = os.pathsep.join([str(ROOT), str(collectives(folder))])
     endpoints = tuple(f"tcp://127.0.0.1:{port + 2 * rank}" for rank in range(RANKS))
     with contextlib.ExitStack() as stack:
         servers = [
@@ -101,6 +101,7 @@ def running_ranks(
         yield Group(tuple(servers), endpoints)
 
 
-def _entry(folder: Path) -> Path:
+def collectives(folder: Path) -> Path:
+    """Have vLLM find what it lacks on CPUs; the folder to add to ``PYTHONPATH``."""
     entry = "tests.support.moe_lockstep.collectives:register"
     return install_plug_in(folder, "vllm.general_plugins", "moe_lockstep", entry)
