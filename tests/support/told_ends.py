@@ -40,7 +40,7 @@ _SIGNALS: Mapping[str, Callable[[WorkProfile], _Known]] = {
     "auto": ProvenSignal,
 }
 _KINDS: Mapping[str, Kind] = {"none": "none", "learned lengths": "survival", "oracle": "oracle"}
-SIZES: dict[str, Any] = {"workers": 16, "slots": 32, "steps": 1500, "warmup": 500}
+SIZES: dict[str, Any] = {"workers": 16, "slots": 32, "steps": 4000, "warmup": 1000}
 
 
 class Telling:
