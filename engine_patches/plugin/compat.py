@@ -60,6 +60,7 @@ class EngineView:
         self.slots = self.read(
             "slots", lambda: int(getattr(scheduler, first_name(scheduler, SLOTS))), DEFAULT_SLOTS
         )
+        self.max_loras = self.read("max_loras", lambda: _max_loras(scheduler.lora_config), 0)
         self.drafts = int(getattr(scheduler, "num_spec_tokens", 1)) > 0
         self.kv_memory = self.read("memory", lambda: KvMemory(scheduler), None)
         self.reads("watermark")
@@ -229,6 +230,10 @@ def check_end_workers(vllm_config: Any) -> None:
 
 def _parallel(scheduler: Any) -> Any:
     return scheduler.vllm_config.parallel_config
+
+
+def _max_loras(config: Any) -> int:
+    return int(config.max_loras) if config else 0
 
 
 def _gpus(parallel: Any) -> RankGpus:

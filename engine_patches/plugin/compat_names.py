@@ -62,6 +62,7 @@ FEATURES: Mapping[str, Names] = {
     # Of data-parallel ranks: the count of steps that they share.
     "shared_steps": {_ENGINE: ("run_busy_loop()", "current_wave", "step_counter")},
     "slots": {SCHEDULER: (SLOTS,)},
+    "max_loras": {SCHEDULER: ("lora_config",), "vllm.config.LoRAConfig": ("max_loras",)},
     # That requests gain; without them each message lists all requests.
     "tokens": {
         "vllm.v1.engine.EngineCoreOutputs": ("outputs",),

@@ -244,6 +244,7 @@ class Reporter:
             time_s=self._wall(),
             step_s=0.0,
             slots=engine.slots,
+            max_loras=engine.max_loras,
             prompt_budget=None if self._prompts is None else 0,
             unreported=(*engine.lacks,),
         )

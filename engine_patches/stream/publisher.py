@@ -53,6 +53,7 @@ class _Reported(msgspec.Struct, omit_defaults=True):
     prompt_budget: int | None = None
     wave: int = 0
     wave_step: int = 0
+    max_loras: int = 0
     unreported: Sequence[str] = ()
 
 

@@ -137,6 +137,7 @@ class Request:
         avoid: ids of workers that failed it; others are preferred while there are any.
         lacks: ids of workers that do not serve its model and must not receive it.
         model: empty: not named.
+        adapter: its model, if that is a LoRA adapter; else empty.
         first_id: id of its first attempt.
         content: ids of its only prompt; its session's if that is all there is; None: neither is
             known, or nobody asks.
@@ -160,6 +161,7 @@ class Request:
     avoid: frozenset[str] = frozenset()
     lacks: frozenset[str] = frozenset()
     model: str = ""
+    adapter: str = ""
     first_id: str = ""
     content: Content | None = None
     computed: bool = False
@@ -241,6 +243,8 @@ class WorkerView(msgspec.Struct, frozen=True, gc=False):
         rate_error: relative standard error of ``service_rate``; 0 for a planned rate.
         pending_prompt_tokens: prompt tokens not computed yet, of requests running, queued or on
             their way.
+        max_loras: LoRA adapters that may run at once; 0: no bound is known.
+        adapters: requests of the router there by adapter; empty without a bound.
     """
 
     id: str
@@ -256,6 +260,8 @@ class WorkerView(msgspec.Struct, frozen=True, gc=False):
     pending_prompt_tokens: int = 0
     admissible_blocks: int | None = None
     kv: KvBlocks | None = None
+    max_loras: int = 0
+    adapters: Mapping[str, int] = {}
 
     @property
     def admissible(self) -> int | None:
@@ -271,8 +277,15 @@ class WorkerView(msgspec.Struct, frozen=True, gc=False):
         return self.admissible if self.requests else None
 
     def takes(self, request: Request) -> bool:
-        """True if it has a slot, and memory for all of a request."""
-        return self.capacity > 0 and ((room := self.room) is None or self.need(request) <= room)
+        """True if it has a slot, a place for its adapter, and memory for all of a request."""
+        if self.capacity <= 0 or not self.has_place(request.adapter):
+            return False
+        return (room := self.room) is None or self.need(request) <= room
+
+    def has_place(self, adapter: str) -> bool:
+        """Whether the adapter, if any, runs here or may run beside those that do."""
+        free = not self.max_loras or len(self.adapters) < self.max_loras
+        return free or not adapter or adapter in self.adapters
 
     def need(self, request: Request) -> int:
         """Part of ``room`` that a request takes: blocks, or KV tokens if it counts those."""
@@ -381,6 +394,7 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
         wave: how often all ranks of the group have been idle.
         wave_step: number of the step among those since then, counted alike on all ranks, restarted
             ones included; 0: it does not tell.
+        max_loras: LoRA adapters whose requests may run at once; 0: no bound, or it does not tell.
         unreported: what the engine's plug-in cannot read of this vLLM, by the names of
             ``engine_patches.plugin.compat_names``; fields that need it have their defaults.
     """
@@ -422,4 +436,5 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     ranks: Count = 0
     wave: Number = 0
     wave_step: Number = 0
+    max_loras: Count = 0
     unreported: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()

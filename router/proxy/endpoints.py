@@ -84,10 +84,10 @@ async def relay_of(
     head, lacks = head_of(scope), barred(route)
     if context.relay.settings.client_ranks and (rank := head.rank()) is not None:
         lacks = models.all_but(route.group, rank, lacks)
-    tenant, content = scope.get("tenant", ""), parsed.content
+    tenant, content, model = scope.get("tenant", ""), parsed.content, route.model or ""
     if content is None:
         key, salt = parsed.session
-        content = session_content(tenant, head.session or key, salt, (route.model or "").encode())
+        content = session_content(tenant, head.session or key, salt, model.encode())
     waiting = pool_request(
         parsed,
         partial(models.tokens, route.group),
@@ -100,7 +100,8 @@ async def relay_of(
         tenant=tenant,
         targets=head.targets(scope.get("targets")),
         lacks=lacks,
-        model=route.model or "",
+        model=model,
+        adapter=model if model in models.adapters else "",
         content=content,
     )
     asked = ClientRequest.read(scope, body, endpoint.dialect)

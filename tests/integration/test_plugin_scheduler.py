@@ -59,6 +59,21 @@ def test_a_scheduler_works_as_before_and_tells(ours: Any, flavour: str, tmp_path
     scheduler.shutdown()
 
 
+@pytest.mark.parametrize("places", [0, 3])
+def test_it_tells_how_many_adapters_may_run_at_once(
+    ours: Any, places: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = plugin_engine.LoRAConfig(places) if places else None
+    monkeypatch.setattr(FakeScheduler, "lora_config", config)
+    endpoint = f"ipc://{tmp_path}/s"
+    scheduler = ours.EvenstepScheduler(evenstep={"snapshots": endpoint})
+    scheduler.add_request(Request("a", 5))
+    scheduler.update_from_output(scheduler.schedule(), set())
+    full = ask_full(endpoint)
+    assert (full.step, full.max_loras, full.unreported) == (1, places, ())
+    scheduler.shutdown()
+
+
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_settings_that_cannot_be_used_keep_the_engine_from_starting(
     ours: Any, flavour: str

@@ -354,10 +354,18 @@ class ParallelConfig:
         return min(kv_cache_memory, *dp_group)
 
 
+class LoRAConfig:
+    """Adapters whose requests may run in one step."""
+
+    def __init__(self, max_loras: int) -> None:
+        self.max_loras = max_loras
+
+
 class FakeScheduler:
     """Chunked prefill, preemption by recomputation; its caller may schedule several steps ahead."""
 
     __module__ = "vllm.v1.core.sched.scheduler"
+    lora_config: Any = None
 
     def __init__(
         self,
@@ -377,7 +385,6 @@ class FakeScheduler:
         self.kv_holding_waiting = Queue()
         self.num_waiting_for_streaming_input = 0
         self.connector: object | None = None
-        self.lora_config: Any = None
         self.num_spec_tokens = drafts
         self.policy = SimpleNamespace(value="fcfs")
         self.requests: dict[str, Request] = {}
@@ -553,7 +560,7 @@ _CONTENTS: Mapping[str, Mapping[str, object]] = {
         "EngineCoreOutput": EngineCoreOutput,
         "EngineCoreOutputs": EngineCoreOutputs,
     },
-    "vllm.config": {"ParallelConfig": ParallelConfig},
+    "vllm.config": {"ParallelConfig": ParallelConfig, "LoRAConfig": LoRAConfig},
     "vllm.v1.engine.core": {"DPEngineCoreProc": DPEngineCoreProc},
     "vllm.lora.request": {"LoRARequest": LoRARequest},
     "vllm.multimodal.inputs": {

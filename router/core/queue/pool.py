@@ -73,6 +73,7 @@ class Pool:
         self.slots_of: Counter[str] = Counter()
         self._failed: dict[str, tuple[_Key, Request]] = {}
         self._choosy = 0  # number of requests that only some workers can serve
+        self.adapters: Counter[str] = Counter()  # requests by LoRA adapter, of those with one
         self._keys_of: dict[str, list[_Key]] = {}  # by tenant, in order
         # Entries per time, of late: a sum that decays, over the weight of the time it covers.
         self._entries = self._watched = 0.0
@@ -111,6 +112,8 @@ class Pool:
         self.requests_of[request.tenant] += 1
         self.slots_of[request.tenant] += request.slots
         self._choosy += bool(request.lacks)
+        if request.adapter:
+            self.adapters[request.adapter] += 1
         if request.avoid:
             self._failed[request.id] = key, request
             return
@@ -148,6 +151,8 @@ class Pool:
         self.requests_of[request.tenant] -= 1
         self.slots_of[request.tenant] -= request.slots
         self._choosy -= bool(request.lacks)
+        if request.adapter:
+            self.adapters -= Counter((request.adapter,))
         if not self.requests_of[request.tenant]:
             del self.requests_of[request.tenant], self.slots_of[request.tenant]
             self._keys_of.pop(request.tenant, None)
@@ -218,6 +223,7 @@ class Pool:
         *,
         aged: bool = False,
         choice: int = _ALL,
+        by_adapter: bool = False,
     ) -> list[Tier]:
         """Groups of requests to be served strictly one after the other.
 
@@ -233,7 +239,8 @@ class Pool:
         worker less the least load with a free slot. ``turns``: slots by tenant; empty: all are
         equal. ``aged``: the policy weighs how long requests have waited. None comes first then, but
         the subgroup with the oldest request past the bound. ``choice``: a policy chooses from so
-        many of the oldest, or from all where some workers cannot serve all.
+        many of the oldest, or from all where some workers cannot serve all. ``by_adapter``: each
+        group has requests of one LoRA adapter, or of none.
         """
         tiers: list[Tier] = []
         if self._failed:
@@ -244,7 +251,8 @@ class Pool:
             tiers = [Tier.of(requests, avoid) for avoid, requests in avoiding.items()]
         self._fall_behind(now)
         bound = self.bound
-        bands = list(self._peers(turns, _ALL if self._choosy else choice))
+        choosy = by_adapter or self._choosy > 0
+        bands = list(self._peers(turns, _ALL if choosy else choice))
         if len(bands) > 1 and self._others >= _HELD_BACK - 1:
             tiers += self._favour(bands, now - bound)
         for peers in bands:
@@ -255,10 +263,10 @@ class Pool:
                 tiers.append(self._rest(peers, urgent))
             if len(peers) < len(self._order):
                 capacity -= sum(map(self._slots.__getitem__, peers))
-        if not self._choosy:
+        if not choosy:
             return tiers
         first = now - bound if aged else -math.inf
-        return [part for tier in tiers for part in tier.parts(first)]
+        return [part for tier in tiers for part in tier.parts(first, by_adapter=by_adapter)]
 
     def _fall_behind(self, now: float) -> None:
         """Put those whose target has passed behind those that can be in time, some a round."""

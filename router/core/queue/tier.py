@@ -22,7 +22,8 @@ class Tier(Sequence[Request]):
     """Requests, oldest first, with columns of shape (R,) of what is needed of all.
 
     To touch every request of a long pool costs more than the choice among them. Workers in
-    ``avoid`` failed them; those in ``lacks`` do not serve their model.
+    ``avoid`` failed them; those in ``lacks`` do not serve their model. ``adapter`` is that of all;
+    empty: they have none, or no worker is short of places for adapters.
     """
 
     requests: Sequence[Request]
@@ -31,6 +32,7 @@ class Tier(Sequence[Request]):
     by_id: Mapping[str, Request]
     avoid: Set[str] = frozenset()
     lacks: Set[str] = frozenset()
+    adapter: str = ""
 
     @classmethod
     def of(
@@ -38,6 +40,7 @@ class Tier(Sequence[Request]):
         requests: Sequence[Request],
         avoid: Set[str] = frozenset(),
         lacks: Set[str] = frozenset(),
+        adapter: str = "",
     ) -> Tier:
         if isinstance(requests, Tier):
             return requests
@@ -49,34 +52,40 @@ class Tier(Sequence[Request]):
             dict(zip(map(_ID, requests), requests, strict=True)),
             avoid=avoid,
             lacks=lacks,
+            adapter=adapter,
         )
+
+    def of_same(self, requests: Sequence[Request]) -> Tier:
+        """These requests of the tier, for which the same workers are eligible."""
+        return Tier.of(requests, self.avoid, self.lacks, self.adapter)
 
     def of_those(self, ids: Set[str]) -> Tier:
         """Only these requests, as far as they are in the tier."""
-        return Tier.of([each for each in self.requests if each.id in ids], self.avoid, self.lacks)
+        return self.of_same([each for each in self.requests if each.id in ids])
 
     def without(self, entered: Iterable[Assignment], most: int | None = None) -> Tier:
         """Those that have not entered; so many of the oldest, or all."""
         ids = {each.request_id for each in entered}
         left = (each for each in self.requests if each.id not in ids)
-        return Tier.of(list(islice(left, most)), self.avoid, self.lacks)
+        return self.of_same(list(islice(left, most)))
 
-    def parts(self, late_since: float = -math.inf) -> Iterator[Tier]:
+    def parts(self, late_since: float = -math.inf, *, by_adapter: bool = False) -> Iterator[Tier]:
         """Subtiers by eligible workers.
 
         Those with requests that arrived up to ``late_since`` come by age. Else the one that may go
         to all comes last.
         """
 
-        def turn(part: tuple[Set[str], Sequence[Request]]) -> tuple[float, bool]:
-            lacks, requests = part
+        def turn(part: tuple[tuple[Set[str], str], Sequence[Request]]) -> tuple[float, bool]:
+            (lacks, _), requests = part
             return min(requests[0].arrival_s, late_since), not lacks
 
-        lacking: dict[frozenset[str], list[Request]] = {}
+        alike: dict[tuple[frozenset[str], str], list[Request]] = {}
         for request in self.requests:
-            lacking.setdefault(request.lacks, []).append(request)
-        for lacks, requests in sorted(lacking.items(), key=turn):
-            yield Tier.of(requests, self.avoid, lacks)
+            key = request.lacks, request.adapter if by_adapter else ""
+            alike.setdefault(key, []).append(request)
+        for (lacks, adapter), requests in sorted(alike.items(), key=turn):
+            yield Tier.of(requests, self.avoid, lacks, adapter)
 
     def __len__(self) -> int:
         return len(self.requests)

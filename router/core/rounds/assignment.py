@@ -1,6 +1,7 @@
 """One round: from pool and workers to checked assignments."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -35,6 +36,9 @@ def assign(
     where memory is limited the oldest request is a tier of its own once it has waited past the
     bound.
 
+    Where all places for LoRA adapters are taken, a request of a further one waits. Once it is past
+    the bound, no request joins the adapter with the fewest on a worker: its place becomes free.
+
     Args:
         policy: if it solves a program, its ``share`` is set for each call.
         tiers: groups of waiting requests, most urgent first.
@@ -56,7 +60,7 @@ def assign(
     if memory and in_turn and not aged and in_turn[0][0].arrival_s <= late_since:
         first = in_turn[0]
         parts = first.requests[:1], first.requests[1:]
-        in_turn[:1] = [Tier.of(part, first.avoid, first.lacks) for part in parts]
+        in_turn[:1] = [first.of_same(part) for part in parts]
     round_ = _Round(policy, workers, known, askable, late_since, backfill, memory=memory)
     shares = [1.0] if len(in_turn) == 1 else _shares(in_turn, workers)
     done: list[Assignment] = []
@@ -99,21 +103,23 @@ class _Round:
         self._last: tuple[Sequence[Assignment], Tier] | None = None
         self._served: tuple[Sequence[Assignment], Tier] = (), Tier.of(())
         self._reserved: dict[str, Request] = {}  # by worker: the request for which it is
+        self._emptied: tuple[str, str] | None = None  # worker and adapter that no request joins
 
     def serve(self, tier: Tier, share: float) -> Sequence[Assignment]:
         self._receive()
+        self._empty_place(tier)
         done, before = self._served
         if self._limited and len(done) < len(before):
             self._reserve(before.without(done))
         early: Sequence[Assignment] = ()
         first = tier.requests[:1]
         if self._limited and first and first[0].arrival_s <= self._late_since:
-            alone = Tier.of(first, tier.avoid, tier.lacks)
+            alone = tier.of_same(first)
             if self._lacking(alone) is not None:
                 early = self._beside(alone, share)
                 if not early:
                     self._reserve(alone)
-                tier = Tier.of(tier.requests[1:], tier.avoid, tier.lacks)
+                tier = tier.of_same(tier.requests[1:])
                 self._receive()
         if self._backfill is None:
             done = self._ask(tier, self._offered(tier), share)
@@ -202,10 +208,31 @@ class _Round:
         ]
 
     def _closed(self, tier: Tier) -> Set[str]:
-        """Workers that the tier avoids, or that lack its model."""
+        """Workers that the tier avoids, or that lack its model or a place for its adapter."""
+        closed = tier.lacks
         if tier.avoid and self._askable - tier.avoid - tier.lacks:
-            return tier.lacks | tier.avoid
-        return tier.lacks
+            closed = closed | tier.avoid
+        if tier.adapter:
+            closed = closed | {
+                one.id
+                for one in self._workers
+                if (one.id, tier.adapter) == self._emptied or not one.has_place(tier.adapter)
+            }
+        return closed
+
+    def _empty_place(self, tier: Tier) -> None:
+        """Let nobody join an adapter if a late request has no place; the first one decides.
+
+        The least number on a worker never grows so, and ends with its last request at the latest.
+        """
+        late = tier.adapter and tier and tier[0].arrival_s <= self._late_since
+        if self._emptied is not None or not late:
+            return
+        able = self._askable - tier.lacks
+        workers = [one for one in self._workers if one.id in able]
+        if not any(one.has_place(tier.adapter) for one in workers):
+            taken = [(n, one.id, adapter) for one in workers for adapter, n in one.adapters.items()]
+            self._emptied = min(taken)[1:] if taken else None
 
 
 def _shares(tiers: Sequence[Tier], workers: Sequence[WorkerView]) -> list[float]:
@@ -241,6 +268,9 @@ def receive(worker: WorkerView, requests: Sequence[Request], cached_tokens: int 
     room, blocks = worker.admissible_tokens, worker.admissible_blocks
     if blocks is not None:
         blocks = max(0, blocks - sum(worker.need(request) for request in requests))
+    adapters = worker.adapters
+    if worker.max_loras:
+        adapters = Counter(adapters) + Counter(filter(None, (one.adapter for one in requests)))
     return structs.replace(
         worker,
         load_tokens=worker.load_tokens + tokens,
@@ -249,6 +279,14 @@ def receive(worker: WorkerView, requests: Sequence[Request], cached_tokens: int 
         admissible_tokens=None if room is None else max(0, room - tokens),
         pending_prompt_tokens=worker.pending_prompt_tokens + tokens - cached_tokens,
         admissible_blocks=blocks,
+        adapters=adapters,
+    )
+
+
+def short_of_places(workers: Sequence[WorkerView], adapters: Set[str]) -> bool:
+    """Whether these adapters may be more than a worker has places for beside those there."""
+    return bool(adapters) and any(
+        one.max_loras and len(adapters | one.adapters.keys()) > one.max_loras for one in workers
     )
 
 

@@ -127,7 +127,7 @@ class RoundInput:
         gap_tokens: load of the fullest worker less the least load with a free slot.
         late_since: requests that arrived up to then have waited past the bound.
         aged: whether the policy weighs how long requests have waited.
-        askable: workers that failed requests wait for; empty without such requests.
+        askable: workers that failed requests, or adapters, wait for; empty without such requests.
         hits: the group's.
     """
 
@@ -258,7 +258,10 @@ class RoundDecider(Generic[W]):
         choice = max(_CANDIDATES, _CANDIDATES_EACH * len(views), 2 * capacity)
         if allotted is not None:
             choice = len(self.pool)
-        tiers = self.pool.tiers(now, capacity, gap_tokens, turns, aged=aged, choice=choice)
+        by_adapter = assignment.short_of_places(views, self.pool.adapters.keys())
+        tiers = self.pool.tiers(
+            now, capacity, gap_tokens, turns, aged=aged, choice=choice, by_adapter=by_adapter
+        )
         if allotted is not None:
             tiers = [part for tier in tiers if (part := tier.of_those(allotted))]
         return RoundInput(
@@ -272,7 +275,7 @@ class RoundDecider(Generic[W]):
             now - self.pool.bound,
             aged,
             # Requests that a worker has failed come first.
-            self.askable if tiers[0].avoid else frozenset(),
+            self.askable if by_adapter or tiers[0].avoid else frozenset(),
             hits,
         )
 

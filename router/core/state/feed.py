@@ -80,6 +80,7 @@ class Feed:
     kv: KvBlocks | None = None  # blocks that requests take there; None until ``known``
     admission: str | None = None
     prompt_budget: int | None = None
+    max_loras: int = 0
     preemptions: int = 0
     prefill_left: int = 0
     computing: int = 0  # running requests whose prompts are not computed yet
@@ -219,6 +220,7 @@ class Feed:
         self.admissible_blocks = snapshot.admissible_blocks
         self.admission = snapshot.admission
         self.prompt_budget = snapshot.prompt_budget
+        self.max_loras = snapshot.max_loras
         if snapshot.preemptions_total != self._preemptions_told:
             if self._preemptions_told is not None:
                 self.preemptions += max(0, snapshot.preemptions_total - self._preemptions_told)

@@ -3,6 +3,7 @@
 A dispatch counts from its sending to the first snapshot that shows it, however stale that one is.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -41,8 +42,7 @@ class _InFlight:
     """A dispatched request."""
 
     request: Request
-    # Look-ahead ids, until shown engine requests take them over.
-    numbers: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)  # look-ahead ids of its hidden parts
     finished: int = 0
     generated_tokens: int = 0  # output of all engine requests that are not shown
     from_tokens: int = 0  # part of it that a feed's departures have reported
@@ -50,11 +50,9 @@ class _InFlight:
     told_tokens: int = 0  # prompt length by the engine's count; 0 until known
     ended_tokens: int = 0  # output of ended engine requests, by the feed
     streamed_tokens: int = 0  # output of all, by its stream or whole answer
-    # Part of its prompt that the engine had cached when it was sent, if known.
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # part of its prompt that was cached when it was sent, if known
     compared: bool = True  # whether the engine has told the same, or nothing was known
-    # Steps of its engine, and part of the next one, until it was sent; None unless it could begin
-    # at once.
+    # Steps of its engine, in fractions, until it was sent; None unless it could begin at once.
     sent_at: float | None = None
     refused: bool = False
 
@@ -177,11 +175,8 @@ class Worker:
         return pending
 
     def _unseen_tokens(self) -> int:
-        tokens = 0
-        for token, parts in self.unseen.items():
-            flight = self._in_flight[token]
-            tokens += parts * flight.request.prompt_tokens + flight.generated_tokens
-        return tokens
+        flights = [(parts, self._in_flight[token]) for token, parts in self.unseen.items()]
+        return sum([n * one.request.prompt_tokens + one.generated_tokens for n, one in flights])
 
     @property
     def requests(self) -> int:
@@ -343,10 +338,9 @@ class Worker:
             per_s, error = self.service.estimate()
             self._view = msgspec.structs.replace(self._view, service_rate=per_s, rate_error=error)
         self._rates_version = self.service.group.version
-        if self.draining or not self.breaker.calm:
-            # These change without notice, and seldom: such a view is not kept.
-            return self._held_back(self._view)
-        return self._view
+        # These change without notice, and seldom: such a view is not kept.
+        held_back = self.draining or not self.breaker.calm
+        return self._held_back(self._view) if held_back else self._view
 
     def _held_back(self, view: WorkerView) -> WorkerView:
         breaker = self.breaker
@@ -369,6 +363,8 @@ class Worker:
                     held = flight.request.prompt_tokens + flight.generated_tokens // parts
                     blocks -= parts * kv.entering(held)
                 blocks = max(0, blocks)
+        max_loras = feed.max_loras if pooled and feed else 0
+        named = (flight.request.adapter for flight in self._in_flight.values())
         shown = feed or foreign.gauges
         per_s, error = self.service.estimate()
         return WorkerView(
@@ -385,6 +381,8 @@ class Worker:
             pending_prompt_tokens=self._pending_prompt_tokens(),
             admissible_blocks=blocks,
             kv=kv,
+            max_loras=max_loras,
+            adapters=Counter(filter(None, named)) if max_loras else {},
         )
 
     def foreseen(self) -> Iterator[tuple[int, int, int, int, int]]:
