@@ -47,7 +47,7 @@ class _Signal:
         self._pending: deque[tuple[torch.Tensor, Any, _Batch, Flags]] = deque()
 
     def take(self, logits: torch.Tensor, batch: _Batch, first: Flags) -> None:
-        """``first``: the request has no output yet, or is in its prompt still."""
+        """``first``: as of ``EndWriter.take``."""
         # In chunks: a copy of all logits may exceed the free memory.
         starts = range(0, len(batch.rows), _ROWS_AT_ONCE)
         now = torch.cat([_probabilities(logits, batch, start) for start in starts])
@@ -106,13 +106,14 @@ def _number(params: Any) -> int:
 
 @dataclass(eq=False, slots=True)
 class _Request:
-    """``output`` is vLLM's own list, which grows."""
+    """``output`` is vLLM's own list, which grows; ``known``: its length as the request entered."""
 
     number: int
     row: int
     end_tokens: tuple[int, ...]
     temperature: float
     output: list[int]
+    known: int
 
 
 class _First(FirstRunners):  # type: ignore[misc]
@@ -124,8 +125,8 @@ class _First(FirstRunners):  # type: ignore[misc]
         self._signal = _signal(vllm_config, device, slots, pinned=is_pin_memory)
         self._requests: dict[int, _Request] = {}
         self._batch: _Batch | None = None
-        # Places in the batch of those without output, with their outputs.
-        self._fresh: list[tuple[int, list[int]]] = []
+        # Those that have no token since they entered, with their places in the batch.
+        self._fresh: list[tuple[int, _Request]] = []
 
     def is_argmax_invariant(self) -> bool:
         # Nothing is changed, but vLLM skips invariant processors if all requests are greedy.
@@ -145,7 +146,7 @@ class _First(FirstRunners):  # type: ignore[misc]
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         if self._signal is not None and self._batch is not None:
-            self._fresh = [one for one in self._fresh if not one[1]]
+            self._fresh = [each for each in self._fresh if len(each[1].output) == each[1].known]
             first = np.zeros(len(self._batch.rows), np.bool_)
             first[[place for place, _ in self._fresh]] = True
             self._signal.take(logits, self._batch, first)
@@ -156,11 +157,12 @@ class _First(FirstRunners):  # type: ignore[misc]
         if not number or self._signal is None:
             return None
         row = self._signal.writer.enter(number)
-        return _Request(number, row, compat.end_tokens(params), params.temperature or 1.0, output)
+        ends, heat = compat.end_tokens(params), params.temperature or 1.0
+        return _Request(number, row, ends, heat, output, len(output))
 
     def _prepare(self, signal: _Signal) -> None:
         requests = [self._requests[index] for index in sorted(self._requests)]
-        self._fresh = [(place, one.output) for place, one in enumerate(requests)]
+        self._fresh = [*enumerate(requests)]
         self._batch = None
         if requests:
             width = max(1, *(len(one.end_tokens) for one in requests))

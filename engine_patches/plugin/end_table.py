@@ -52,6 +52,7 @@ class EndWriter:
         # token is the last (nan: not known).
         self.numbers, self.probabilities = _arrays(file, rows)
         self._seen = np.zeros(rows, np.int64)
+        self._means = np.zeros(rows)
         self._free = list(range(rows))
 
     def enter(self, number: int) -> int:
@@ -73,15 +74,17 @@ class EndWriter:
     def take(self, rows: Ints, numbers: Ints, now: Floats, first: Flags) -> None:
         """Add the probabilities that the tokens sampled in a step end their requests.
 
-        Rows that other requests hold by now are skipped, as is number 0; ``first``: it is the first
-        output token.
+        Rows that other requests hold by now are skipped, as is number 0; ``first``: the request has
+        no token since it entered. Only the next step shows whether it got one in this, so until
+        then the probability is not known.
         """
         valid = (self.numbers[rows] == numbers) & (numbers > 0)
         rows, now, first = rows[valid], now[valid], first[valid]
         seen = np.where(first, 1, self._seen[rows] + 1)
         self._seen[rows] = seen
-        before = np.where(seen == 1, now, self.probabilities[rows])
-        self.probabilities[rows] = before + (now - before) / np.minimum(seen, WINDOW_TOKENS)
+        before = np.where(seen == 1, now, self._means[rows])
+        self._means[rows] = mean = before + (now - before) / np.minimum(seen, WINDOW_TOKENS)
+        self.probabilities[rows] = np.where(first, np.nan, mean)
 
 
 class EndReader:

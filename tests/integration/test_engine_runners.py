@@ -39,7 +39,7 @@ def test_end_probabilities_are_the_models(
     report = real_engines(engine_installation, "ends", 80, *with_runner)
     check_ends(report)
     assert len(report["cold"]["told"]) > 1
-    assert {probability for _, probability in report["ignored"]["told"]} == {0.0}
+    assert {probability for _, probability, _ in report["ignored"]["told"]} == {0.0}
     at_first = [chance for _, chance in report["at first not"]["should"][:2]]
     assert at_first == [0.0, 0.0]
     assert 0.0 not in [chance for _, chance in report["greedy"]["should"][:2]]
@@ -54,11 +54,25 @@ def test_with_drafted_tokens_the_first_of_each_step_counts(
     assert len(steps) < steps[-1]
 
 
+@pytest.mark.parametrize("runner", ["first", "second"])
+def test_a_preempted_request_is_averaged_anew(
+    engine_installation: Installation, runner: str
+) -> None:
+    """From its next token on: what is computed again, in several steps, does not count."""
+    with_runner = paths(engine_installation, runner, None)
+    report = real_engines(engine_installation, "preempted", 120, *with_runner)
+    check_ends(report)
+    told = [one for way in report.values() for one in way["told"]]
+    # With the second one only that which ignores end tokens is preempted.
+    assert any(since and (probability or runner == "second") for _, probability, since in told)
+
+
 def check_ends(report: dict[str, Any]) -> None:
     for name, way in report.items():
         assert len(way["should"]) > 1, name
-        for tokens, probability in way["told"]:
-            should = averaged([chance for before, chance in way["should"] if before < tokens])
+        for tokens, probability, since in way["told"]:
+            it_is = [chance for before, chance in way["should"] if since <= before < tokens]
+            should = averaged(it_is)
             assert probability == pytest.approx(should, rel=1e-3, abs=1e-9), (name, tokens)
         assert way["told"], name
 

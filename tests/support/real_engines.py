@@ -1,6 +1,6 @@
 """Whole vLLM engines inside one process; run by the engine's interpreter, in the engine's venv.
 
-PYTHONPATH=. VENV/bin/python -m tests.support.real_engines MODEL steps|ends|drafted|hidden NUMBER
+PYTHONPATH=. VENV/bin/python -m tests.support.real_engines MODEL TASK NUMBER
 
 Where Triton is in the path, engines have vLLM's second model runner.
 """
@@ -48,15 +48,13 @@ class Engine:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        sizes = {"num_gpu_blocks_override": 4096, "max_num_seqs": RUNNING, "max_model_len": 2048}
         arguments = EngineArgs(
             model=model,
             enforce_eager=True,
             block_size=BLOCK_TOKENS,
-            num_gpu_blocks_override=4096,
-            max_num_seqs=RUNNING,
-            max_model_len=2048,
             enable_prefix_caching=False,
-            **flags,
+            **{**sizes, **flags},
         )
         self.engine = LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
         self._rng = random.Random(1)
@@ -193,9 +191,9 @@ def ends(model: str, endpoint: str, number: int, **flags: Any) -> dict[str, Any]
     """What the stream tells of coming ends, beside vLLM's log-probabilities of all tokens.
 
     Returns:
-        By the way in which requests end: what was told, as generated tokens and probability; and
-        what should have been: by step, the tokens before it, and the probability that its first
-        token was the last one.
+        By the way in which requests end: what was told, as generated tokens, probability, and the
+        tokens before the last preemption; and what should have been: by step, the tokens before
+        it, and the probability that its first token was the last one.
     """
     from vllm.sampling_params import SamplingParams
 
@@ -211,12 +209,14 @@ def ends(model: str, endpoint: str, number: int, **flags: Any) -> dict[str, Any]
         "at first not": {"temperature": 1, "min_tokens": 10},
     }
     for turn, (name, settings) in enumerate(ways.items()):
-        prompt = {"prompt_token_ids": [9 + turn] * (20 + 40 * turn)}
+        # Drafts need what repeats itself. Else what comes next differs from part to part.
+        differ = 0 if "speculative_config" in flags else 7
+        prompt = {"prompt_token_ids": [9 + differ * n % 190 for n in range(20 + 40 * turn)]}
         parameters = SamplingParams(max_tokens=number, logprobs=-1, **settings)
         engine.add_request(name, prompt, parameters)
-    told: dict[str, list[tuple[int, float]]] = {name: [] for name in ways}
+    told: dict[str, list[tuple[int, float, int]]] = {name: [] for name in ways}
     should: dict[str, list[tuple[int, float]]] = {name: [] for name in ways}
-    seen = dict.fromkeys(ways, 0)
+    seen, since = dict.fromkeys(ways, 0), dict.fromkeys(ways, 0)
     while engine.has_unfinished_requests():
         for output in engine.step():
             given, before = output.outputs[0].logprobs, seen[output.request_id]
@@ -228,11 +228,19 @@ def ends(model: str, endpoint: str, number: int, **flags: Any) -> dict[str, Any]
             never = before < way.get("min_tokens", 0)
             should[output.request_id].append((before, 0.0 if never else it_is))
         while messages.poll(50):
-            for row in decode(messages.recv()).running:
-                if row.end_probability is not None:
-                    name = row.id.rpartition("-")[0] or row.id
-                    told[name].append((row.generated_tokens, row.end_probability))
+            message = decode(messages.recv())
+            for name in map(name_of, message.preempted):
+                since[name] = seen[name]
+            for row in message.running:
+                name = name_of(row.id)
+                if row.end_probability is not None and row.generated_tokens > since[name]:
+                    told[name].append((row.generated_tokens, row.end_probability, since[name]))
     return {name: {"told": told[name], "should": should[name]} for name in ways}
+
+
+def name_of(id_: str) -> str:
+    """As the request was named."""
+    return id_.rpartition("-")[0] or id_
 
 
 def hidden(model: str, endpoint: str, number: int) -> dict[str, Any]:
@@ -333,8 +341,11 @@ def main() -> None:
         use_second_runner()
     gc.freeze()
     drafted = partial(ends, speculative_config=DRAFTS)
+    # Room for the longest request, and little more.
+    preempted = partial(ends, num_gpu_blocks_override=12, max_model_len=320)
     tasks: dict[str, Callable[..., dict[str, Any]]]
     tasks = {"steps": steps, "ends": ends, "drafted": drafted, "hidden": hidden}
+    tasks["preempted"] = preempted
     task = tasks[sys.argv[2]]
     with tempfile.TemporaryDirectory(prefix="evenstep-") as streams:
         report = task(sys.argv[1], f"ipc://{streams}/s", int(sys.argv[3]))

@@ -138,7 +138,7 @@ def watch(raw: dict[int, list[float]], told: dict[int, list[float]]) -> None:
         for row, number, chance in zip(rows.tolist(), numbers.tolist(), now.tolist(), strict=True):
             if self.numbers[row] == number:
                 raw.setdefault(number, []).append(chance)
-                told.setdefault(number, []).append(float(self.probabilities[row]))
+                told.setdefault(number, []).append(float(self._means[row]))
 
     EndWriter.take = noted  # type: ignore[method-assign]
 
