@@ -355,7 +355,8 @@ class ProvenSignal:
     def observe(self, running: Running) -> None:
         self._survival.observe(running)
         told = running.take(~np.isnan(running.end_probability))
-        if not len(told) or not self._scores[0][0].due:
+        self._told = len(told) > 0
+        if not self._told or not self._scores[0][0].due:
             return
         learned, reported = (meter.skill for meter, _ in self._scores)
         if learned is not None and reported is not None:

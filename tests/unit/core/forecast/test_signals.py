@@ -99,6 +99,18 @@ def test_reported_chances_count_where_they_foretell(
     assert chances(signal, now, 2)[1] != learned[1], "it has learned"
 
 
+def test_it_stops_asking_for_what_no_engine_reports_any_more() -> None:
+    signal, asked = ProvenSignal(), []
+    for p in (0.25, np.nan):
+        now = running([100], p=[p], generated=[9])
+        chances(signal, now, 2)
+        asked.append(signal.stale)
+        signal.observe(now)
+        signal.advance(16)
+        asked.append(signal.stale)
+    assert asked == [True, True, True, False]
+
+
 def test_who_learns() -> None:
     assert isinstance(SurvivalSignal(), LearningSignal)
     assert isinstance(ProvenSignal(), LearningSignal)
