@@ -143,7 +143,6 @@ class KvEventReader:
         self.received += 1
         if engine.told and not self._known(engine.worker_id):
             engine.told = False
-            engine.asked_s = None
             stream.begin()
         if repeated:
             yield from stream.repeated(number, events)
@@ -154,7 +153,8 @@ class KvEventReader:
             engine.asked_s = min(engine.asked_s, now_s)
             if now_s - engine.asked_s > _PATIENCE_S:
                 engine.asked_s = None
-                yield from stream.complete()
+                if engine.asked_of == stream.starts:
+                    yield from stream.complete()
 
     def _ask(self, engine: _Engine) -> None:
         missing = engine.stream.missing

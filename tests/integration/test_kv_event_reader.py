@@ -77,6 +77,7 @@ class Publisher:
         self.published.bind(f"tcp://127.0.0.1:{port}")
         self.replay.bind(f"tcp://127.0.0.1:{port + 1}")
         self.sent: list[bytes] = []
+        self.asker = b""
 
     async def followed(self) -> None:
         await eventually(lambda: bool(self.published.poll(0)), "somebody subscribes")
@@ -101,16 +102,21 @@ class Publisher:
     def send(self, number: int, batch: bytes) -> None:
         self.published.send_multipart((b"", number.to_bytes(8, "big"), batch))
 
-    async def repeat(self) -> int:
-        """Answer a request; returns from where on it asked."""
+    async def repeat(self, *, ends: bool = True) -> int:
+        """Answer a request, unless to its end; returns from where on it asked."""
         await eventually(lambda: bool(self.replay.poll(0)), "somebody asks")
         client, empty, start = self.replay.recv_multipart()
         first = int.from_bytes(start, "big")
         for number in range(first, len(self.sent)):
             frames = (client, empty, b"", number.to_bytes(8, "big"), self.sent[number])
             self.replay.send_multipart(frames)
-        self.replay.send_multipart((client, empty, b"", b"\xff" * 8, b""))
+        self.asker = client
+        if ends:
+            self.end()
         return first
+
+    def end(self) -> None:
+        self.replay.send_multipart((self.asker, b"", b"", b"\xff" * 8, b""))
 
     def close(self) -> None:
         self.context.destroy(linger=0)
@@ -186,6 +192,21 @@ async def test_an_answer_to_a_question_before_the_restart_answers_nothing() -> N
         assert await publisher.repeat() == 0
         assert await publisher.repeat() == 0, "it asks again"
         await holds(prefixes, range(1))
+
+
+async def test_an_answer_to_a_question_before_it_was_down_answers_nothing() -> None:
+    prefixes = Prefixes(1000)
+    async with following(prefixes, free_port(2), replay=True) as (publisher, reader):
+        publisher.publish(0, lose=True)
+        publisher.publish(1)
+        assert await publisher.repeat(ends=False) == 0
+        await holds(prefixes, range(2))
+        prefixes.lost("a")
+        publisher.publish(2)
+        await eventually(lambda: reader.received == 4, "it is up again")
+        publisher.end()
+        assert await publisher.repeat() == 0, "it asks again"
+        await holds(prefixes, range(3))
 
 
 async def test_messages_that_are_none_end_nothing() -> None:
