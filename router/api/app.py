@@ -145,7 +145,7 @@ def _describe_worker(status: WorkerStatus, problem: str | None) -> dict[str, Any
         "foreign_requests": status.foreign_requests,
         "snapshots": fed if status.spec.snapshots else "none",
         "snapshots_problem": problem,
-        "unreported": status.unreported,
+        **status.some("unreported", "max_loras"),
         "running": status.running,
         "snapshot_sequence": status.sequence,
         "snapshot_age_s": None if status.age_s is None else round(status.age_s, 3),

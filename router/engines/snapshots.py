@@ -49,6 +49,12 @@ _KEYS_DIFFER = (
     "engine's public key, and that the engine's allowed_keys have this router's"
 )
 
+_LOOKS_EVERY = 64  # messages of an engine that takes no budget
+_NO_BUDGET = (
+    "takes no prompt budget, so that nothing bounds its prompts: set prompt_budget in the settings "
+    "of its plug-in"
+)
+
 
 class SnapshotClient:
     """Receives the snapshots of all workers that publish them.
@@ -293,13 +299,19 @@ class SnapshotClient:
             stream.fault = f"a snapshot could not be applied: {error!r:.200}"
             if self._is_news(stream.name, stream.fault):
                 log.exception("%s: a snapshot could not be applied", stream.name)
-        if snapshot.prompt_budget is not None:
-            self._tell_budget(stream, snapshot)
+        self._tell_budget(stream, snapshot)
         self._ask_if_wanted(stream)
 
     def _tell_budget(self, stream: Stream, snapshot: Snapshot) -> None:
+        takes = snapshot.prompt_budget is not None
+        if not takes and snapshot.sequence % _LOOKS_EVERY:
+            return
         budget = self._prompt_budget(stream.name)
-        if budget is None or not stream.owes_budget(budget, snapshot):
+        if budget is None or (takes and not stream.owes_budget(budget, snapshot)):
+            return
+        if not takes:
+            if self._is_news(stream.name, _NO_BUDGET):
+                log.warning("%s: %s", stream.name, _NO_BUDGET)
             return
         told = BudgetMessage(self._router, snapshot.epoch, snapshot.time_s, *budget)
         with suppress(zmq.Again):  # an earlier message is still queued

@@ -35,7 +35,8 @@ def _admissions(group: Group) -> dict[str, float]:
 def _prompt_budgets(group: Group) -> dict[str, float]:
     feeds = [worker.feed for worker in group.live_workers() if worker.feed is not None]
     kept = [feed.prompt_budget for feed in feeds if feed.prompt_budget is not None]
-    told = group.prompt_budget and group.prompt_budget.tokens
+    # Told only to engines that take budgets.
+    told = group.prompt_budget.tokens if group.prompt_budget and kept else None
     found = {"router": told, "engines": min(kept, default=None)}
     return {by: tokens for by, tokens in found.items() if tokens is not None}
 

@@ -30,10 +30,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from loadgen.traces.trace import BUNDLED
 from router.core.types import Snapshot
 from tests.gpu.barrier import LOADS, Holding, hold, power_figures
 from tests.gpu.pair import CONTEXT_TOKENS, FIGURES, grown, last
-from tests.gpu.parts import Budget, Parts, Values, measure_with, options, say
+from tests.gpu.parts import Budget, Parts, Values, measure_with, names_of, options, say
 from tests.gpu.routed import all_known
 from tests.gpu.serving import CHUNK_TOKENS, EXPERTS, Engine, Machine, engine, machine_facts
 from tests.gpu.steps import NeverSeenError
@@ -66,14 +67,15 @@ RATIOS = (
 
 def main() -> None:
     """Measure as the command line says."""
-    parser = options(__doc__, EXPERTS)
+    parser = options(__doc__, EXPERTS, "group")
     parser.add_argument("--ranks", type=ranks, default=RANKS, help="a GPU each (%(default)s)")
     parser.add_argument("--model", help="name or folder of real weights, in place of --shape")
     parser.add_argument("--slots", type=int, default=64, help="of each rank")
     parser.add_argument("--clients", type=int, default=768, help="more than slots: a pool")
     parser.add_argument("--requests", type=int, default=3000, help="of each way and round")
     parser.add_argument("--max-tokens", type=int, default=400, help="where outputs are cut")
-    parser.add_argument("--trace", default="burstgpt")
+    trace = names_of(BUNDLED, files=True, several=False)
+    parser.add_argument("--trace", default="burstgpt", type=trace)
     parser.add_argument("--rounds", type=int, default=3)
     measure_with(parser, measure)
 

@@ -1,6 +1,6 @@
 """Measures one GPU in ten minutes: step times, power, the plug-in's cost, what a router does.
 
-    make gpu
+    make gpu                            # see also: python -m tests.gpu pair --help, group --help
     python -m tests.gpu --out FOLDER --limit-s 560
     python -m tests.gpu --dry-run --out /tmp/dry
 

@@ -21,8 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from loadgen.traces.trace import BUNDLED
+from router.core.policies.policy_table import POLICIES
 from router.core.types import Snapshot
-from tests.gpu.parts import Budget, Parts, measure_with, options
+from tests.gpu.parts import Budget, Parts, measure_with, names_of, options
 from tests.gpu.routed import all_known
 from tests.gpu.serving import Engine, Machine, engine, machine_facts
 from tests.support.rank_steps import SnapshotLog, reading
@@ -41,14 +43,16 @@ FIGURES = (
 
 def main() -> None:
     """Measure as the command line says."""
-    parser = options(__doc__)
+    parser = options(__doc__, named="pair")
     parser.add_argument("--slots", type=int, default=64, help="of each engine")
     parser.add_argument("--kv-blocks", type=int, help="of each engine; few make preemptions")
     parser.add_argument("--clients", type=int, default=192, help="more than slots: a pool")
     parser.add_argument("--requests", type=int, default=600, help="of each trace")
     parser.add_argument("--max-tokens", type=int, default=400, help="where outputs are cut")
-    parser.add_argument("--traces", default="burstgpt,azure-conv")
-    parser.add_argument("--policies", default="jsq,least_tokens,bfio")
+    parser.add_argument(
+        "--traces", default="burstgpt,azure-conv", type=names_of(BUNDLED, files=True)
+    )
+    parser.add_argument("--policies", default="jsq,least_tokens,bfio", type=names_of(POLICIES))
     measure_with(parser, measure)
 
 

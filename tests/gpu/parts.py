@@ -13,7 +13,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -180,15 +180,18 @@ def _read(file: Path) -> Any:
 # --- the command line -----------------------------------------------------------------------------
 
 
-def options(doc: str | None, shapes: tuple[str, str] = DENSE) -> argparse.ArgumentParser:
+def options(
+    doc: str | None, shapes: tuple[str, str] = DENSE, named: str = ""
+) -> argparse.ArgumentParser:
     """The part of it that says where engines run, for how long, and where parts are kept.
 
     Args:
         doc: of the script.
         shapes: of the model on a GPU, and in a dry run.
+        named: of several scripts, this one.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m tests.gpu",
+        prog=f"python -m tests.gpu {named}".rstrip(),
         description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -196,7 +199,8 @@ def options(doc: str | None, shapes: tuple[str, str] = DENSE) -> argparse.Argume
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="small sizes on the CPU engine of `make engine`; also done where there is no GPU",
+        help="small sizes on the CPU engine of `make engine`; without it, too, where there is no "
+        "GPU, unless several are needed",
     )
     parser.add_argument("--shape", choices=shapes, default=shapes[0])
     parser.set_defaults(small_shape=shapes[1], ranks=1, model=None)
@@ -210,6 +214,21 @@ def options(doc: str | None, shapes: tuple[str, str] = DENSE) -> argparse.Argume
     )
     parser.add_argument("--commit", help="commit of the measured code, where git cannot tell it")
     return parser
+
+
+def names_of(
+    known: Collection[str], *, files: bool = False, several: bool = True
+) -> Callable[[str], str]:
+    """Type of an argument that takes these names, or paths of files; ``several`` with commas."""
+
+    def checked(text: str) -> str:
+        for one in text.split(",") if several else [text]:
+            if one not in known and not (files and Path(one).is_file()):
+                wanted = ", ".join(sorted(known)) + ", or a file" * files
+                raise argparse.ArgumentTypeError(f"{one!r} should be one of {wanted}")
+        return text
+
+    return checked
 
 
 def _limit_s(text: str) -> float:

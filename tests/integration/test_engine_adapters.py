@@ -46,7 +46,8 @@ def adapted(where: Installation, folder: Path) -> Iterator[tuple[Server, list[Se
         router = stack.enter_context(running_router(folder, *specs, "--starvation", "600"))
 
         def told() -> bool:
-            return [one["state_source"] for one in workers_of(router)] == ["snapshots"] * 2
+            found = [(one["state_source"], one["max_loras"]) for one in workers_of(router)]
+            return found == [("snapshots", 1)] * 2
 
         wait_until(told, WAIT_S, "the router has its sources")
         yield router, engines

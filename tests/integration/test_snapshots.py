@@ -89,6 +89,21 @@ async def test_a_budget_is_told_to_engines_that_take_it(engine: Engine, router: 
     assert (told.epoch, told.seen_s, told.tokens, told.every) == ("epoch", 10.1, 512, 4)
 
 
+async def test_an_engine_that_takes_no_budget_is_named_once(
+    engine: Engine, router: Router, caplog: pytest.LogCaptureFixture
+) -> None:
+    await engine.subscribed()
+    sent = [delta(sequence) for sequence in range(1, 200)]
+    await engine.send(*sent)
+    for _ in sent:
+        await router.next()
+    said = [one.message for one in caplog.records if "prompt budget" in one.message]
+    assert said == [
+        "w: takes no prompt budget, so that nothing bounds its prompts: set prompt_budget in the "
+        "settings of its plug-in"
+    ]
+
+
 @pytest.mark.parametrize(
     ("tokens", "time_s", "epoch", "owed"),
     [

@@ -29,6 +29,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, gc=False):
     service_rate: float | None
     power_w: float | None
     unreported: tuple[str, ...]  # what its engine's plug-in cannot read of vLLM
+    max_loras: int  # LoRA adapters that its engine runs at once; 0: no bound, or unknown
     slots_reported: int | None  # by snapshots, as all that follow; None: there are no fresh ones
     running: int | None
     waiting: int | None
@@ -77,6 +78,7 @@ def status_of(worker: Worker, now_s: float) -> WorkerStatus:
         service_rate=worker.service.known_per_s,
         power_w=worker.power_w(now_s),
         unreported=unreported,
+        max_loras=feed.max_loras if feed else 0,
         slots_reported=feed.slots or None if feed else None,
         running=feed.running if feed else None,
         waiting=feed.waiting if feed else None,

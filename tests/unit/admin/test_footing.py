@@ -155,6 +155,8 @@ def test_the_prompt_budget_and_who_keeps_it() -> None:
     cluster = cluster_of(*TWO)
     assert "Prompt budget" not in told(cluster)
     cluster.groups["default"].prompt_budget = StepBudget(2048, 8)
+    none = "No worker takes prompt budgets: set prompt_budget in the plug-in's settings."
+    assert told(cluster)["Prompt budget"] == ("fallback", none)
     for worker_id, kept in (("a", 2048), ("b", None)):
         show(cluster, replace(snapshot("full", 1), prompt_budget=kept), worker_id=worker_id)
     said = "At most 2,048 prompt tokens in a step of every 8 steps, none in the others."

@@ -267,6 +267,8 @@ def test_service_rates_as_planned_and_as_learned(bench: Bench) -> None:
 def test_the_prompt_budget_as_told_and_as_kept(bench: Bench) -> None:
     assert not [key for key in bench.scrape() if key[0] == "prompt_budget_tokens"]
     bench.dispatcher.bound_prompts_by(512)
+    bench.dispatcher.apply(SnapshotReceived("a", TELLING, bench.now_s))
+    assert not [key for key in bench.scrape() if key[0] == "prompt_budget_tokens"], "none takes it"
     for worker, kept in (("a", 512), ("b", 0)):
         told = msgspec.structs.replace(TELLING, prompt_budget=kept)
         bench.dispatcher.apply(SnapshotReceived(worker, told, bench.now_s))

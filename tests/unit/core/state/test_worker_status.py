@@ -27,14 +27,14 @@ def test_without_snapshots_the_routers_own_counts_are_shown() -> None:
 def test_with_snapshots_the_engines_are() -> None:
     cluster = cluster_of(SPEC)
     shown = [running(part(number), 50, 1) for number in range(3)]
-    show(cluster, msgspec.structs.replace(snapshot("full", 1, *shown), waiting=2))
+    show(cluster, msgspec.structs.replace(snapshot("full", 1, *shown), waiting=2, max_loras=3))
 
     status = status_of(cluster.worker("a"), 7.0)
 
     assert (status.source, status.age_s) == (StateSource.SNAPSHOTS, 6.0)
     assert (status.running, status.waiting, status.queued) == (3, 2, 2)
     assert (status.sequence, status.requests) == (1, 5)
-    assert (status.unreported, status.shortcoming) == ((), None)
+    assert (status.unreported, status.shortcoming, status.max_loras) == ((), None, 3)
 
 
 def test_what_an_engine_s_plug_in_cannot_read_is_not_known() -> None:
