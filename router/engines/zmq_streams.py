@@ -10,7 +10,7 @@ import zmq
 
 from router.core.errors import ConfigError
 from router.core.step_time import StepBudget
-from router.core.types import Snapshot, WorkerSpec
+from router.core.types import DEFAULT_SLOTS, Snapshot, WorkerSpec
 from router.core.wire import BUDGET_LEASE_S, BudgetMessage, full_endpoint
 from router.engines.worker_identity import foreign_stream
 from router.engines.zmq_reader import LARGEST_BYTES, Socket
@@ -96,6 +96,8 @@ class Stream:
                 "loaded, the port right, does the engine use keys, are its messages below "
                 f"{LARGEST_BYTES >> 20} MiB?"
             )
+            if self.spec.slots is None and not self.slots:
+                self.silence += f" Until it tells, {DEFAULT_SLOTS} slots are assumed: give slots=N"
         return before is None and self.silence is not None
 
     def dial(self) -> None:
