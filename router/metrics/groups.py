@@ -35,7 +35,6 @@ def _admissions(group: Group) -> dict[str, float]:
 def _prompt_budgets(group: Group) -> dict[str, float]:
     feeds = [worker.feed for worker in group.live_workers() if worker.feed is not None]
     kept = [feed.prompt_budget for feed in feeds if feed.prompt_budget is not None]
-    # Told only to engines that take budgets.
     told = group.prompt_budget.tokens if group.prompt_budget and kept else None
     found = {"router": told, "engines": min(kept, default=None)}
     return {by: tokens for by, tokens in found.items() if tokens is not None}
@@ -166,8 +165,8 @@ GROUP_ROWS: Sequence[Row[Group]] = (
     ),
     Row(
         "evenstep_prompt_budget_tokens",
-        "Most prompt tokens of a step (--prompt-budget): what the router tells engines, and the "
-        "least that engines kept to in their last steps, 0 where one had no such bound.",
+        "Most prompt tokens of a step (--prompt-budget): what the router tells engines that take "
+        "it, and the least that engines kept to in their last steps, 0 where one had no bound.",
         _prompt_budgets,
         "by",
     ),
