@@ -62,7 +62,7 @@ gpu:  ## measure one GPU in ten minutes (goes on where it ended); a dry run wher
 	@$(GPU_PYTHON) -m tests.gpu $(GPU_FLAGS)
 
 # The engine is built beside the checks: the one waits for the network, the others compute.
-test: $(READY)  ## everything but the slow proofs, real vLLM included (12 minutes on two cores)
+test: $(READY)  ## everything but the slow proofs, real vLLM included (half an hour on two cores)
 	@$(MAKE) --no-print-directory engine & engine=$$!; trap 'kill $$engine; exit 1' INT TERM; \
 	$(MAKE) --no-print-directory check || { kill $$engine 2>/dev/null; exit 1; }; wait $$engine
 	@REQUIRE_ENGINE=1; export REQUIRE_ENGINE; $(call LANES,not slow)
