@@ -184,7 +184,7 @@ class SnapshotPublisher:
 
     def publish_changes(
         self,
-        rows: Sequence[Row | PlacedRow],
+        rows: Iterable[Row | PlacedRow],
         finished: Sequence[str],
         preempted: Sequence[str],
         *,
@@ -199,7 +199,7 @@ class SnapshotPublisher:
         self._idle = idle
         message = self.message
         message.kind, message.growths = "growth" if growths else "delta", growths
-        message.running = [RunningRequest(*row) for row in rows] if rows else ()
+        message.running = [RunningRequest(*row) for row in rows]
         message.finished, message.preempted = finished, preempted
         self._send_delta(message)
 

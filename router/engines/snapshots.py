@@ -303,20 +303,22 @@ class SnapshotClient:
         self._ask_if_wanted(stream)
 
     def _tell_budget(self, stream: Stream, snapshot: Snapshot) -> None:
-        takes = snapshot.prompt_budget is not None
-        if not takes and snapshot.sequence % _LOOKS_EVERY:
+        if snapshot.prompt_budget is None:
+            if snapshot.sequence % _LOOKS_EVERY == 0:
+                self._miss_budget(stream.name)
             return
         budget = self._prompt_budget(stream.name)
-        if budget is None or (takes and not stream.owes_budget(budget, snapshot)):
-            return
-        if not takes:
-            if self._is_news(stream.name, _NO_BUDGET):
-                log.warning("%s: %s", stream.name, _NO_BUDGET)
+        if budget is None or not stream.owes_budget(budget, snapshot):
             return
         told = BudgetMessage(self._router, snapshot.epoch, snapshot.time_s, *budget)
         with suppress(zmq.Again):  # an earlier message is still queued
             stream.dealer.send(encode(told), zmq.NOBLOCK)
             stream.told = told
+
+    def _miss_budget(self, worker_id: str) -> None:
+        """Name once a worker that takes no budget, if there is one for it."""
+        if self._prompt_budget(worker_id) is not None and self._is_news(worker_id, _NO_BUDGET):
+            log.warning("%s: %s", worker_id, _NO_BUDGET)
 
     def _say_once(self, sender: str, reason: str) -> None:
         if self._is_news(sender, reason):

@@ -35,20 +35,19 @@ from router.core.types import Snapshot
 from tests.gpu.barrier import LOADS, Holding, hold, power_figures
 from tests.gpu.pair import CONTEXT_TOKENS, FIGURES, grown, last
 from tests.gpu.parts import Budget, Parts, Values, measure_with, names_of, options, say
-from tests.gpu.routed import all_known
+from tests.gpu.routed import wait_known
 from tests.gpu.serving import CHUNK_TOKENS, EXPERTS, Engine, Machine, engine, machine_facts
 from tests.gpu.steps import NeverSeenError
 from tests.support.rank_steps import SnapshotLog, group_figures, reading
 from tests.support.replays import run_replay
 from tests.support.router_bench.targets import cpu_s
-from tests.support.server import Server, running_router, starting, wait_until
+from tests.support.server import Server, running_router, starting
 
 FILE = "group.json"
 POWER, ROUNDS = "power", "rounds"
 BALANCER = "vLLM's own balancer"
 WAYS = (BALANCER, "least_tokens", "bfio")
 RANKS = 8
-WAIT_S = 60
 # One event of so many tokens: one client and one router take the tokens of a whole node.
 GPU_FLAGS = ("--stream-interval", "4")
 # What ``bfio`` runs; a machine that has never run it would do so while the engines wait.
@@ -207,7 +206,7 @@ def entrance(group: Engine, way: str, folder: Path) -> Iterator[Server]:
         for rank, endpoint in enumerate(group.endpoints)
     ]
     with running_router(folder, *workers, "--policy", way) as router:
-        wait_until(lambda: all_known(router.get("/health").json()), WAIT_S, "all ranks are known")
+        wait_known(router)
         yield router
 
 

@@ -25,13 +25,12 @@ from loadgen.traces.trace import BUNDLED
 from router.core.policies.policy_table import POLICIES
 from router.core.types import Snapshot
 from tests.gpu.parts import Budget, Parts, measure_with, names_of, options
-from tests.gpu.routed import all_known
+from tests.gpu.routed import wait_known
 from tests.gpu.serving import Engine, Machine, engine, machine_facts
 from tests.support.rank_steps import SnapshotLog, reading
 from tests.support.replays import run_replay
-from tests.support.server import running_router, wait_until
+from tests.support.server import running_router
 
-WAIT_S = 60
 CONTEXT_TOKENS = 32768
 FILE = "pair.json"
 RUNS = "runs"
@@ -98,9 +97,7 @@ def run(
     flags = ["--trace", trace, "--arrivals", f"closed:{given.clients}"]
     flags += ["--requests", str(given.requests), "--max-tokens", str(given.max_tokens)]
     with running_router(folder, *workers, "--policy", policy) as router, reading(endpoints) as log:
-        wait_until(
-            lambda: all_known(router.get("/health").json()), WAIT_S, "both engines are known"
-        )
+        wait_known(router)
         before = last(log)
         report = run_replay(router.url, folder / "replay.json", *flags)
         log.rest(report["completed"])

@@ -91,14 +91,18 @@ def routed(where: Machine, engine: Engine) -> Iterator[tuple[Server, str]]:
     # One worker leaves no choice, and this policy takes no time to compile.
     flags = ("--policy", "least_tokens", "--admin-port", str(admin))
     with running_router(where.folder, worker, *flags) as router:
-        wait_until(lambda: all_known(router.get("/health").json()), WAIT_S, "the engine is known")
+        wait_known(router)
         yield router, f"http://127.0.0.1:{admin}/settings"
 
 
-def all_known(health: Any) -> bool:
-    """Whether the router hears every worker of its only group."""
-    (group,) = health["groups"].values()
-    return all(worker["up"] and worker["snapshots"] == "fresh" for worker in group["workers"])
+def wait_known(router: Server) -> None:
+    """Wait until the router hears every worker of its only group."""
+
+    def all_known() -> bool:
+        (group,) = router.get("/health").json()["groups"].values()
+        return all(worker["up"] and worker["snapshots"] == "fresh" for worker in group["workers"])
+
+    wait_until(all_known, WAIT_S, "all workers are known")
 
 
 def replayed(
