@@ -132,8 +132,8 @@ def demo(
                 runs, trials = session.run(world, plans[name], requests, scale)
                 done[name] = runs
                 conditions = _conditions(world, runs[0].outcome.plan)
-                report[name] = summary(world, runs, trials, conditions)
-                pictures += world.draw(out, world, runs)
+                pictures += (drawn := world.draw(out, world, runs))
+                report[name] = summary(world, runs, trials, conditions, drawn)
     except KeyboardInterrupt:
         console.print("Interrupted; nothing was left running.")
         raise typer.Exit(EXIT_INTERRUPTED) from None

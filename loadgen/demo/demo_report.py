@@ -1,9 +1,9 @@
 """The demo's runs as a summary for files and as tables for the terminal."""
 
-import os
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import cast
 
 from rich.table import Table
@@ -13,7 +13,7 @@ from loadgen.demo.figures import LATENESS_LIMIT
 from loadgen.demo.worlds import DemoRun, World, best_baseline, subject
 from loadgen.replay.replay_results import Report
 from loadgen.report.numbers import number
-from loadgen.report.origin import EMULATION, KEY, SERVING, Engines, origin
+from loadgen.report.origin import EMULATION, KEY, SERVING, Engines, origin, with_files
 
 CODE = (*SERVING, *EMULATION, "loadgen/replay", "loadgen/traces", "loadgen/demo")
 # About the duration of a request of the cap's length; averages over fewer steps mean little.
@@ -23,10 +23,14 @@ UNLIKE = 0.03
 
 
 def summary(
-    world: World, runs: Sequence[DemoRun], trials: Sequence[Trial], conditions: Report
+    world: World,
+    runs: Sequence[DemoRun],
+    trials: Sequence[Trial],
+    conditions: Report,
+    pictures: Sequence[Path] = (),
 ) -> Report:
-    """All conditions and results as JSON-able values."""
-    header = origin(Engines.EMULATED, CODE, runs[0].outcome.engines)
+    """All conditions and results as JSON-able values; the pictures lie beside the file of them."""
+    header = with_files(origin(Engines.EMULATED, CODE, runs[0].outcome.engines), *pictures)
     return {
         "emulated": True,
         "statement": world.statement,
@@ -34,11 +38,7 @@ def summary(
         "notes": list(world.notes),
         "calibration": [asdict(trial) for trial in trials],
         KEY: header,
-        "machine": {
-            **header["machine"],
-            "platform": platform.platform(),
-            "load_average": os.getloadavg(),
-        },
+        "machine": {**header["machine"], "platform": platform.platform()},
         "versions": header["versions"],
         "runs": [
             {

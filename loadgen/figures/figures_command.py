@@ -20,6 +20,7 @@ from loadgen.figures.laboratory import Bench
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.studies import STUDIES
 from loadgen.report.load_pictures import require_matplotlib
+from loadgen.report.origin import Document, with_files
 from loadgen.run.child_processes import signals_as_interrupts
 from loadgen.run.options import flag
 from router.core.errors import ConfigError, InputError
@@ -63,9 +64,10 @@ def _study(name: str, bench: Bench, out: Path, console: Console) -> None:
     study = STUDIES[name]
     _say(console, f"== {name}: {study.title}")
     outcomes = study.measure(bench)
-    if study.draws:
-        study.draw(outcomes, out / f"{name}.png")
-    _write(out, name, outcomes, quick=bench.quick)
+    pictures = [out / each for each in (f"{name}.png", *study.further_pictures) if study.draws]
+    if pictures:
+        study.draw(outcomes, pictures[0])
+    _write(out, name, outcomes, with_files(study.origin(), *pictures), quick=bench.quick)
     for claim in () if bench.quick else claims_of(name, outcomes):
         text, bound, found, verdict = claim.row()
         _say(console, f"{verdict.strip('*')}: {text}: {found} ({bound})")
@@ -75,11 +77,11 @@ def _say(console: Console, line: str) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _write(out: Path, name: str, outcomes: Outcomes, *, quick: bool) -> None:
+def _write(out: Path, name: str, outcomes: Outcomes, origin: Document, *, quick: bool) -> None:
     """Replace what an earlier run wrote of one study."""
     earlier = read_document(out, quick=quick)
     found = (outcomes_of(earlier) if earlier else {}) | {name: outcomes}
-    origins = (origins_of(earlier) if earlier else {}) | {name: STUDIES[name].origin()}
+    origins = (origins_of(earlier) if earlier else {}) | {name: origin}
     ordered = {each: found[each] for each in STUDIES if each in found}
     written = document(ordered, origins, quick=quick)
     (out / JSON_NAME).write_text(json_text(written), encoding="utf-8")

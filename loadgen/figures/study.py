@@ -47,6 +47,7 @@ class Study(ABC):
     code: ClassVar[Sequence[str]] = DECODE_FOLDERS
     # Which features its engines have, beside the sizes that its cases name.
     physics: ClassVar[Mapping[str, object]] = DECODING
+    further_pictures: ClassVar[Sequence[str]] = ()
 
     def cases(self) -> Iterable[Trial]:
         """What is run; a study whose cases depend on others' outcomes has its own ``measure``."""
@@ -64,7 +65,7 @@ class Study(ABC):
         return ()
 
     def draw(self, outcomes: Outcomes, path: Path) -> None:
-        """Write a PNG, and further ones beside it; a study without this method has no picture."""
+        """Write a PNG, and ``further_pictures`` beside it; without this method there is none."""
         raise NotImplementedError
 
     def words(self, outcomes: Outcomes) -> str:

@@ -1,6 +1,7 @@
-"""Origin of figures in a JSON file: code, commit, date, command, machine and versions.
+"""Origin of figures in a JSON file: code, commit, date, command, machine, its load, and versions.
 
 The header is the value of ``origin``, in the file or in each of its parts that is measured alone.
+It names the other files that the same run wrote in the JSON's folder, with their SHA-256.
 Figures are stale once the code that decides them has changed, see ``changed``.
 """
 
@@ -12,6 +13,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -30,6 +32,8 @@ EMULATION = ("loadgen/emulator", "loadgen/engine", "loadgen/model", "engine_patc
 _PACKAGES = ("evenstep", "numpy", "numba")
 _PROSE = (".md", ".pyc")
 _DEEPEST = 3
+# About those of the process: the scripts that measure import this module first.
+_BEGUN_S, _LOAD = time.monotonic(), os.getloadavg()
 
 Document = dict[str, Any]
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -62,22 +66,40 @@ def origin(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command(),
         "machine": machine(),
+        **_so_far(),
         "versions": {**installed_versions(), **versions},
         "code": {path: code_hash(path) for path in code},
     }
 
 
-def write_figures(file: Path, figures: Mapping[str, object], header: Document) -> None:
-    """Write figures with their header."""
+def write_figures(
+    file: Path, figures: Mapping[str, object], header: Document, *beside: Path
+) -> None:
+    """Write this process's figures with their header; ``beside``: what else it wrote there."""
+    header = with_files(header | _so_far(), *beside)
     text = json.dumps({KEY: header, **_without_header(figures)}, indent=1, ensure_ascii=False)
     file.write_text(text + "\n", encoding="utf-8")
 
 
-def write_part(file: Path, name: str, part: Mapping[str, object], header: Document) -> None:
-    """Replace one part of a file, with a header of its own."""
+def write_part(
+    file: Path, name: str, part: Mapping[str, object], header: Document, *beside: Path
+) -> None:
+    """Replace one part of a file, with a header of its own; else as ``write_figures``."""
     kept: Document = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    header = with_files(header | _so_far(), *beside)
     text = json.dumps(kept | {name: {KEY: header, **part}}, indent=1, ensure_ascii=False)
     file.write_text(text + "\n", encoding="utf-8")
+
+
+def with_files(header: Document, *files: Path) -> Document:
+    """The header with the names and hashes of further files that the run wrote beside the JSON."""
+    hashes = {file.name: sha256(file) for file in files}
+    return header | {"files": hashes} if hashes else header
+
+
+def sha256(file: Path) -> str:
+    """Hash of a file's bytes."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def read_figures(file: Path) -> Document:
@@ -114,8 +136,15 @@ def command() -> str:
     """Command line of this process, without paths of this machine alone."""
     words = sys.orig_argv
     if words[1:] and Path(words[1]).name == "evenstep":
-        words = words[1:]  # An installed command; Python's own name before it says nothing.
-    return shlex.join(map(_portable, words))
+        return shlex.join(["evenstep", *map(_portable, words[2:])])
+    return shlex.join(["python", *map(_portable, words[1:])])
+
+
+def _so_far() -> Document:
+    """The machine's load averages as this process began and now, and the time between."""
+    load = {"start": _LOAD, "end": os.getloadavg()}
+    rounded = {when: [round(one, 2) for one in each] for when, each in load.items()}
+    return {"load": rounded, "seconds": round(time.monotonic() - _BEGUN_S)}
 
 
 def machine() -> dict[str, object]:
@@ -152,7 +181,7 @@ def code_hash(path: str, root: Path | None = None) -> str | None:
         if file.suffix == ".py":
             parts += _definitions(file)
         elif file.is_file() and file.suffix not in _PROSE and file.parent.name != "__pycache__":
-            parts.append(hashlib.sha256(file.read_bytes()).hexdigest())
+            parts.append(sha256(file))
     return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:16] if files else None
 
 

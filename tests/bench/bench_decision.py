@@ -288,6 +288,7 @@ def main() -> None:
     if args.plot:
         plot({cost.size: cost for cost in ample}, args.plot)
     if args.json:
+        pictures = [args.plot] if args.plot else []
         kept = {
             "moves": args.moves,
             "steps": args.steps,
@@ -296,7 +297,7 @@ def main() -> None:
             "memory_share": MEMORY_SHARE,
             "with_memory": [asdict(cost) for cost in costs if cost.memory],
         }
-        write_figures(args.json, kept, origin(Engines.SIMULATED, CODE))
+        write_figures(args.json, kept, origin(Engines.SIMULATED, CODE), *pictures)
 
 
 if __name__ == "__main__":

@@ -139,13 +139,10 @@ def kinds(seconds: float) -> list[dict[str, Any]]:
 def keep(folder: Path, said: Sequence[Said]) -> None:
     """As the page shows it."""
     for name, (report, text) in zip(("before", "after"), said, strict=True):
-        write_figures(
-            folder / f"{name}.json",
-            report,
-            origin(Engines.EMULATED, CODE, EmulatorSettings().described()),
-        )
-        lines = (line.rstrip() for line in text.splitlines())
-        (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
+        shown = folder / f"{name}.txt"
+        shown.write_text("\n".join(line.rstrip() for line in text.splitlines()) + "\n")
+        header = origin(Engines.EMULATED, CODE, EmulatorSettings().described())
+        write_figures(folder / f"{name}.json", report, header, shown)
 
 
 def main() -> None:

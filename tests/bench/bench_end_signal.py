@@ -221,7 +221,7 @@ def keep(lines: Path, vllm: str) -> None:
         "ended_by_themselves": int(answers.stopped.sum()),
         "mean_tokens": round(float(answers.tokens.mean()), 1),
     }
-    write_figures(NOTES, how, origin(Engines.REAL, RECORDING, vllm=vllm))
+    write_figures(NOTES, how, origin(Engines.REAL, RECORDING, vllm=vllm), RECORDED)
 
 
 def record(lines: Path) -> None:

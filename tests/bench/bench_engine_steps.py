@@ -14,9 +14,9 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import KEY, Engines, origin, with_files, write_figures
 from tests.support.engine import Installation, installation
-from tests.support.engine_steps import Recording, Report, Step, judged, recorded
+from tests.support.engine_steps import RECORDED, Recording, Report, Step, judged, recorded
 from tests.support.rank_steps import rank_steps, reading
 from tests.support.trained import CONTEXT_TOKENS, SLOTS, answered, chats, running_trained
 
@@ -54,7 +54,8 @@ def main() -> None:
     show(report)
     if given.json:
         header = origin(Engines.REAL, CODE, vllm=recording.origin["versions"]["vllm"])
-        about = {"conditions": recording.conditions, "recorded": recording.origin["date"]}
+        of_steps = with_files(recording.origin, given.steps or RECORDED)
+        about = {"conditions": recording.conditions, "recorded": {KEY: of_steps}}
         write_figures(given.json, {**about, **asdict(report)}, header)
 
 

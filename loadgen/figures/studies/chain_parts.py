@@ -316,6 +316,7 @@ class ChainReserveStudy(Study):
         "dash: the chains cannot keep up; means are over the deployments that can."
     )
     code = CHAIN_FOLDERS
+    further_pictures = (CHOICE_PICTURE,)
 
     def cases(self) -> Iterator[Computed]:
         metrics = tuple(column.metric for column in TIMES)

@@ -209,9 +209,13 @@ def _draw_power(outcomes: Outcomes, path: Path) -> None:
     save(figure, path, f"modelled, not measured: {law}; 4,500 steps")
 
 
+POWER_PICTURE = "power.png"
+
+
 class TrajectoriesStudy(Study):
     title = "Loads and power over time (Figures 6 and 7)"
     conditions = "BurstGPT lengths, G=16, B=72, pool 128, 4,500 steps from empty workers, seed 0."
+    further_pictures = (POWER_PICTURE,)
 
     def cases(self) -> Iterator[Case]:
         for way in _WAYS:
@@ -231,13 +235,13 @@ class TrajectoriesStudy(Study):
             axes.sharey(every_axes[0])
         every_axes[0].set_ylim(bottom=0)
         save(figure, path, "simulated; BurstGPT lengths, G=16, B=72, pool 128; one line per worker")
-        _draw_power(outcomes, path.with_name("power.png"))
+        _draw_power(outcomes, path.with_name(POWER_PICTURE))
 
     def words(self, outcomes: Outcomes) -> str:
         return (
-            "One run of each policy, start included. [Power over time](power.png): the same steps "
-            "take less time and draw more power with bfio; by the paper's power model the energy "
-            "of a step falls less than its time."
+            f"One run of each policy, start included. [Power over time]({POWER_PICTURE}): the same "
+            "steps take less time and draw more power with bfio; by the paper's power model the "
+            "energy of a step falls less than its time."
         )
 
 

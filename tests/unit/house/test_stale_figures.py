@@ -1,12 +1,11 @@
 """Kept figures say what decided them, and the check names those whose code has changed."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from docs import generate, stale_figures
-from loadgen.report.origin import KEY, Engines, origin, origins, write_figures, write_part
+from loadgen.report.origin import Engines, origin, write_figures, write_part
 
 CODE = ("loadgen/report/origin.py", "loadgen/report/numbers.py")
 
@@ -51,20 +50,3 @@ def test_the_check_warns_and_does_not_fail(
         generate.main()
     assert not ended.value.code
     assert capsys.readouterr().out == "stale figures: a.json: old\n"
-
-
-@pytest.mark.parametrize(
-    "file", sorted(stale_figures.DATA.rglob("*.json")), ids=lambda path: path.name
-)
-def test_every_kept_file_says_what_decided_it(file: Path) -> None:
-    headers = dict(origins(json.loads(file.read_text())))
-    assert headers
-    for header in headers.values():
-        wanted = {"engines", "commit", "date", "command", "machine", "versions", "code"}
-        assert header.keys() - {"note", "physics"} == wanted
-        assert header["code"]
-        assert Engines(header["engines"])
-    if "" not in headers:
-        parts = json.loads(file.read_text())
-        parts = parts.get("studies", parts)
-        assert [name for name, part in parts.items() if KEY not in part] == []

@@ -1,7 +1,9 @@
 """Headers of kept figures: what they hold, and when the code counts as changed."""
 
+import hashlib
 import json
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,16 @@ from loadgen.report import origin as module
 from loadgen.report.origin import (
     KEY,
     UNKNOWN,
+    Document,
     Engines,
     changed,
     code_hash,
+    command,
     commit,
     origin,
     origins,
     read_figures,
+    with_files,
     write_figures,
     write_part,
 )
@@ -125,9 +130,57 @@ def test_files_and_parts_of_files_are_read_again(tmp_path: Path) -> None:
     file, parts = tmp_path / "file.json", tmp_path / "parts.json"
     write_figures(file, {KEY: "of the command", "tokens": 5}, header)
     assert read_figures(file) == {"tokens": 5}
-    assert dict(origins(json.loads(file.read_text()))) == {"": header}
+    ((name, kept),) = origins(json.loads(file.read_text()))
+    assert (name, kept | run_of(header)) == ("", header)
     write_part(parts, "a", {"tokens": 1}, header)
     write_part(parts, "b", {"tokens": 2}, header)
     write_part(parts, "a", {"tokens": 3}, header)
-    assert read_figures(parts)["a"] == {KEY: header, "tokens": 3}
+    assert read_figures(parts)["a"] == {
+        KEY: kept | run_of(read_figures(parts)["a"][KEY]),
+        "tokens": 3,
+    }
     assert [name for name, _ in origins(read_figures(parts))] == ["a", "b"]
+
+
+def run_of(header: Document) -> Document:
+    """What the writer notes at last."""
+    return {key: header[key] for key in ("load", "seconds")}
+
+
+def test_a_kept_header_says_how_the_machine_was_and_how_long_it_took(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = iter([(1.004, 2.0, 3.0), (4.0, 5.0, 6.0)])
+    monkeypatch.setattr(module, "_LOAD", (0.25, 0.5, 0.75))
+    monkeypatch.setattr("os.getloadavg", lambda: next(loads))
+    monkeypatch.setattr(module, "_BEGUN_S", time.monotonic() - 60)
+    header = origin(Engines.REAL, ())
+    assert header["load"] == {"start": [0.25, 0.5, 0.75], "end": [1.0, 2.0, 3.0]}
+    write_figures(root / "a.json", {}, header)
+    kept = json.loads((root / "a.json").read_text())[KEY]
+    assert kept["load"]["end"] == [4.0, 5.0, 6.0]
+    assert 60 <= kept["seconds"] < 120
+
+
+def test_a_header_names_the_files_of_its_run(root: Path) -> None:
+    picture = root / "a.png"
+    picture.write_bytes(b"picture")
+    write_figures(root / "a.json", {}, origin(Engines.REAL, ()), picture)
+    kept = json.loads((root / "a.json").read_text())[KEY]["files"]
+    assert kept == {"a.png": hashlib.sha256(b"picture").hexdigest()}
+    assert with_files({"x": 1}) == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([".venv/bin/python", "-m", "tests.x"], "python -m tests.x"),
+        (["/usr/bin/python3", "/tmp/x.py", "--json", "{root}/a b"], "python x.py --json 'a b'"),
+        (["/usr/bin/python3", "/opt/bin/evenstep", "demo"], "evenstep demo"),
+    ],
+)
+def test_commands_can_be_given_elsewhere(
+    root: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
+) -> None:
+    monkeypatch.setattr("sys.orig_argv", [word.replace("{root}", str(root)) for word in words])
+    assert command() == told
