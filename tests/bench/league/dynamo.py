@@ -1,0 +1,275 @@
+"""NVIDIA Dynamo's KV router behind the league's relay, as its selection service serves it.
+
+``python -m dynamo.select_service`` needs neither etcd nor NATS. It reads engines' KV events by ZMQ,
+chooses for a request's token ids, and keeps count of the requests that it chose for: of each one
+the relay tells it the prompt's end and the request's end, as its own frontend does. Text becomes
+the token ids that emulated engines tell in their KV events: with others its index would hit
+nothing. Its own default cost, and no option else, is the entrant ``dynamo kv``.
+
+The service listens on all addresses of the machine: it has no option for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from deploy.engine.build import cache_folder, ensure, is_complete, run
+from loadgen.emulator.generation import Generation, Limits, RejectedError, parse_chat
+from loadgen.emulator.generation import parse_completion as parse_plain
+from router.engines.http_client import HttpClient
+from tests.bench.league.entrant import Engines, Entrant, Running
+from tests.bench.league.relay import Asked, figures_of, read_json, relaying
+from tests.support.router_bench.targets import processes
+from tests.support.server import free_port, running, wait_until
+
+VERSION = "1.6.1"
+TWO_TIER = """\
+worker_selection:
+  aggregated: two-tier
+  instances:
+    - name: two-tier
+      type: dynamo-two-tier-cost-fn
+"""
+_JSON = ((b"content-type", b"application/json"),)
+_LONGEST = 1 << 40
+_READY_S = 60.0
+
+
+def environment() -> Path:
+    """Where Dynamo is, or would be."""
+    return cache_folder() / f"bench-ai-dynamo-{VERSION}"
+
+
+def built() -> bool:
+    """Whether it is there."""
+    return is_complete(environment())
+
+
+def installed() -> Path:
+    """Dynamo's environment, made if it is not there.
+
+    The selection service is in the runtime; what else ``ai-dynamo`` depends on it does not import.
+
+    Raises:
+        BuildError: it cannot be installed.
+    """
+
+    def make(folder: Path) -> None:
+        run([sys.executable, "-m", "venv", str(folder)], f"{folder} cannot be made")
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--no-input"]
+        for packages in ([f"ai-dynamo-runtime=={VERSION}"], ["--no-deps", f"ai-dynamo=={VERSION}"]):
+            run([*pip, *packages], f"{packages[-1]} cannot be installed")
+
+    ensure(environment(), make)
+    return environment()
+
+
+class Tokenizer:
+    """Token ids of requests, as emulated engines number them."""
+
+    def __init__(self, model: str) -> None:
+        self._limits = Limits(model, _LONGEST, seed=0)
+
+    def parsed(self, asked: Asked) -> Generation | None:
+        """None: an engine would refuse it."""
+        parse = parse_chat if asked.path.startswith("/v1/chat/") else parse_plain
+        try:
+            return parse(asked.body, self._limits)
+        except RejectedError:
+            return None
+
+    def ids(self, asked: Asked) -> list[int] | None:
+        """Of the prompt; several prompts count as one after the other."""
+        parsed = self.parsed(asked)
+        if parsed is None:
+            return None
+        pairs = zip(parsed.contents, parsed.prompt_tokens, strict=True)
+        return [id_ for content, tokens in pairs for id_ in content.ids(0, tokens)]
+
+
+class _Chooser:
+    """Asks the selection service at ``url``, and tells it how requests go on."""
+
+    def __init__(self, url: str, model: str, client: HttpClient) -> None:
+        self._url, self._model, self._client = url, model, client
+        self._tokenizer = Tokenizer(model)
+        self._telling: set[asyncio.Task[None]] = set()
+        self._sums = dict.fromkeys(
+            ("compared_requests", "prompt_tokens", "foretold_tokens", "cached_tokens", "not_told"),
+            0.0,
+        )
+
+    async def choose(self, asked: Asked) -> int:
+        ids = self._tokenizer.ids(asked)
+        if ids is None:
+            return 0  # the engine says what is wrong with it
+        body = {"selection_id": f"{asked.number}", "model_name": self._model, "token_ids": ids}
+        try:
+            answered = self._ask("POST", "/select_and_reserve", msgspec.json.encode(body))
+            status, answer = await answered
+        except asyncio.CancelledError:  # the client is gone: it may be booked by now
+            self._tell("DELETE", f"/reservations/{asked.number}", None)
+            raise
+        if status != 200:
+            raise RuntimeError(answer.decode(errors="replace"))
+        chosen = msgspec.json.decode(answer)
+        asked.own = (None, chosen["overlap"]["gpu"])
+        return int(chosen["worker_id"])
+
+    def on_first_token(self, asked: Asked) -> None:
+        if asked.own is not None:
+            told = self._tell("POST", f"/reservations/{asked.number}/prefill_complete", None)
+            asked.own = told, asked.own[1]
+
+    def on_end(self, asked: Asked, whole: bool) -> None:
+        if asked.own is None:
+            return
+        before, foretold = asked.own
+        self._tell("DELETE", f"/reservations/{asked.number}", before)
+        if usage := asked.usage:
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+            self._sums["compared_requests"] += 1
+            self._sums["prompt_tokens"] += usage["prompt_tokens"]
+            self._sums["foretold_tokens"] += foretold
+            self._sums["cached_tokens"] += cached
+
+    def evidence(self) -> Mapping[str, float]:
+        prompts = self._sums["prompt_tokens"] or 1.0
+        return {
+            **self._sums,
+            "foretold_share": self._sums["foretold_tokens"] / prompts,
+            "cached_share": self._sums["cached_tokens"] / prompts,
+        }
+
+    def _tell(
+        self, method: str, path: str, before: asyncio.Task[None] | None
+    ) -> asyncio.Task[None]:
+        async def tell() -> None:
+            if before is not None:
+                await before
+            try:
+                status, _ = await self._ask(method, path, b"")
+            except Exception:  # noqa: BLE001 - the count says so
+                status = 0
+            self._sums["not_told"] += status != 200
+
+        task = asyncio.get_running_loop().create_task(tell())
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+        return task
+
+    async def _ask(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        response = await self._client.request(method, self._url, path, _JSON, body)
+        try:
+            return response.status, await response.read()
+        finally:
+            response.close()
+
+
+@contextlib.asynccontextmanager
+async def chooser(_: Sequence[str], settings: Mapping[str, Any]) -> AsyncIterator[_Chooser]:
+    """A ``MakeChooser``; settings: ``url`` of the selection service, and ``model``."""
+    client = HttpClient()
+    yield _Chooser(settings["url"], settings["model"], client)
+    await client.aclose()
+
+
+def _register(url: str, engines: Engines) -> None:
+    """Engines are workers, in their order; KV events are those of an engine's own rank."""
+    with httpx.Client(base_url=url, timeout=30) as service:
+        for index, (engine, events) in enumerate(zip(engines.urls, engines.kv_events, strict=True)):
+            metrics = service.get(f"{engine}/metrics").text
+            rank = int(_found(r'vllm:num_requests_running{engine="(\d+)"', metrics))
+            worker = {
+                "worker_id": index,
+                "model_name": engines.model,
+                "endpoint": engine,
+                "block_size": engines.block_tokens,
+                "total_kv_blocks": int(_found(r'num_gpu_blocks="(\d+)"', metrics)),
+                "data_parallel_start_rank": rank,
+                "data_parallel_size": 1,
+                "kv_events_endpoints": {str(rank): f"tcp://127.0.0.1:{events}"},
+            }
+            service.post("/workers", json=worker).raise_for_status()
+
+        def ready() -> bool:
+            told = service.get("/ready").json()
+            return bool(told["schedulable_workers"] == len(engines.urls))
+
+        wait_until(ready, _READY_S, "Dynamo may choose all engines")
+
+
+def _found(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    if found is None:
+        raise ValueError(f"an engine's metrics lack {pattern}")
+    return found[1]
+
+
+def _evidence(relay: str, service: str) -> dict[str, float]:
+    """What was foretold beside what engines counted, and what the service holds now."""
+    models = read_json(f"{service}/dump").values()
+    loads = [load for model in read_json(f"{service}/loads") for load in model["loads"]]
+    stored = [
+        len(event["event"]["data"]["stored"]["blocks"])
+        for model in models
+        for event in model["events"]
+        if "stored" in event["event"]["data"]
+    ]
+    return {
+        **figures_of(relay),
+        "index_blocks": float(sum(stored)),
+        "active_requests": float(sum(load["active_requests"] for load in loads)),
+    }
+
+
+@contextlib.contextmanager
+def _start(policy: str, engines: Engines, folder: Path) -> Iterator[Running]:
+    python = installed() / "bin" / "python"
+    port = free_port()
+    command = [str(python), "-m", "dynamo.select_service", "--port", str(port)]
+    environ = {"DYN_LOG": "warn"}
+    if policy:
+        file = folder / "dynamo-policy.yaml"
+        file.write_text(policy)
+        environ["DYN_ROUTER_POLICY_CONFIG"] = str(file)
+    with running(command, port, folder / f"dynamo-{port}.log", environ, _READY_S) as service:
+        _register(service.url, engines)
+        settings = {"url": service.url, "model": engines.model}
+        with relaying(engines.urls, folder, f"{__name__}:chooser", settings) as relay:
+            yield Running(
+                relay.url,
+                lambda: processes(service.process.pid),
+                lambda: _evidence(relay.url, service.url),
+            )
+
+
+_BEHIND = "behind the bench's relay, which tells it each prompt's end and each request's end"
+ENTRANTS = (
+    Entrant(
+        "dynamo kv",
+        "dynamo",
+        "python -m dynamo.select_service",
+        "lowest cost: prompt tokens that KV events do not show as cached, those of prompts under "
+        f"way, and KV blocks of active requests, all in blocks; {_BEHIND}",
+        partial(_start, ""),
+    ),
+    Entrant(
+        "dynamo two-tier",
+        "dynamo",
+        "DYN_ROUTER_POLICY_CONFIG: worker_selection type dynamo-two-tier-cost-fn",
+        "fewest active requests if the spread exceeds 32 and a tenth; else, if KV events show more "
+        f"than half of the prompt as cached, the engine with most of it; {_BEHIND}",
+        partial(_start, TWO_TIER),
+    ),
+)

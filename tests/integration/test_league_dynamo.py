@@ -1,0 +1,69 @@
+"""Dynamo's selection service before emulated engines: whether their state reaches it."""
+
+import random
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.bench.league import dynamo
+from tests.bench.league.entrant import Engines, Entrant, Running
+from tests.bench.league.relay import Asked
+from tests.support.fleet import running_fleet
+from tests.support.server import free_port, wait_until
+
+WORKERS, BLOCK, ASKED = 2, 16, 3
+
+
+def text(seed: int, tokens: int) -> str:
+    return "".join(random.Random(seed).choices("abcdefgh ", k=4 * tokens))
+
+
+def await_blocks(running: Running, blocks: int) -> None:
+    """Until KV events have reached it."""
+    wait_until(lambda: running.evidence()["index_blocks"] >= blocks, 30, f"{blocks} blocks")
+
+
+def test_tokens_are_the_engines_own() -> None:
+    tokenizer = dynamo.Tokenizer("emulated")
+
+    def ids(path: str, body: str) -> list[int] | None:
+        return tokenizer.ids(Asked(0, path, body.encode(), 0.0))
+
+    plain = ids("/v1/completions", '{"prompt": "abcdefgh", "max_tokens": 3}')
+    chat = ids("/v1/chat/completions", '{"messages": [{"role": "user", "content": "abcdefgh"}]}')
+    assert plain is not None
+    assert chat is not None
+    assert len(plain) == 2
+    assert chat[-2:] == plain
+    assert ids("/v1/completions", '{"prompt": [7, 8, 9]}') == [7, 8, 9]
+    assert ids("/v1/completions", '{"prompt": []}') is None
+
+
+@pytest.mark.skipif(not dynamo.built(), reason="Dynamo's environment has not been built")
+@pytest.mark.parametrize("entrant", dynamo.ENTRANTS, ids=lambda entrant: entrant.name)
+def test_it_foretells_what_engines_have_cached(entrant: Entrant, tmp_path: Path) -> None:
+    events = free_port(WORKERS)
+    flags = ["--workers", str(WORKERS), "--no-barrier", "--kv-events-port", str(events)]
+    flags += ["--block-tokens", str(BLOCK), "--step-time", "1e-3,0"]
+    with running_fleet(tmp_path, *flags) as fleet:
+        first = fleet.server.port
+        urls = [f"http://127.0.0.1:{first + rank}" for rank in range(WORKERS)]
+        ports = range(events, events + WORKERS)
+        engines = Engines(urls, fleet.workers, ports, 8, BLOCK, "emulated", 1.0)
+        with entrant.start(engines, tmp_path) as running, httpx.Client(timeout=60) as http:
+            assert len(running.pids()) >= 1
+            for turn in range(ASKED):
+                for seed in range(WORKERS):
+                    prompt = text(seed, 10 * BLOCK + 1)
+                    body = {"prompt": prompt, "max_tokens": 4, "stream": True}
+                    body["stream_options"] = {"include_usage": True}
+                    http.post(f"{running.url}/v1/completions", json=body).raise_for_status()
+                    await_blocks(running, 10 * (WORKERS if turn else seed + 1))
+            wait_until(lambda: not running.evidence()["active_requests"], 30, "all have ended")
+            told = running.evidence()
+        assert told["compared_requests"] == told["relay_requests"] == ASKED * WORKERS
+        assert told["foretold_tokens"] == told["cached_tokens"]
+        assert told["cached_tokens"] == 10 * BLOCK * (ASKED - 1) * WORKERS
+        assert told["not_told"] == 0
+        assert told["index_blocks"] == 10 * WORKERS
