@@ -6,6 +6,8 @@ A block stands between ``<!-- figures: NAME -->`` and ``<!-- /figures -->``. NAM
 - ``rows of`` such a table, or ``study STUDY``, with ``: TITLE`` where tables of the study look
   alike: the rows that the page has stay, in its order and with its bold ones, and get the kept
   figures; an empty block gets all rows.
+
+Under a table stands when its figures were measured, see ``measured``.
 """
 
 import re
@@ -15,11 +17,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from docs.kept_figures import reads
+from docs.measured import Line, headers_of, measured
 from docs.result_tables import TABLES, TEXTS, study_tables
 from loadgen.figures.tables import Table
 from loadgen.report.origin import ROOT
 
 WIDTH = 118
+STUDY = "study "
 _BLOCK = re.compile(r"(<!-- figures: ([^\n]+) -->\n)(.*?)(<!-- /figures -->)", re.DOTALL)
 
 
@@ -30,9 +35,20 @@ def filled_pages() -> dict[Path, str]:
     return {page: filled(text) for page, text in texts.items() if _BLOCK.search(text)}
 
 
-def filled(text: str) -> str:
-    """A page's text with the kept figures in its blocks."""
-    return _BLOCK.sub(lambda found: f"{found[1]}\n{_content(found[2], found[3])}\n{found[4]}", text)
+def filled(text: str, line: Line = measured) -> str:
+    """A page's text with the kept figures in its blocks, and a line under each table of them."""
+
+    def block(found: re.Match[str]) -> str:
+        with reads() as read:
+            content = _content(found[2], found[3])
+        if found[2].startswith(STUDY):
+            study = found[2].removeprefix(STUDY).partition(":")[0]
+            read = [(name, f"studies/{study}") for name, _ in read]
+        if read and found[2] not in TEXTS:
+            content += f"\n{textwrap.fill(line(headers_of(read)), WIDTH)}\n"
+        return f"{found[1]}\n{content}\n{found[4]}"
+
+    return _BLOCK.sub(block, text)
 
 
 def _content(name: str, present: str) -> str:
@@ -52,7 +68,7 @@ def _content(name: str, present: str) -> str:
 def _tables(name: str) -> Sequence[Table]:
     if name.startswith("rows of "):
         return [TABLES[name.removeprefix("rows of ")]()]
-    study, _, title = name.removeprefix("study ").partition(": ")
+    study, _, title = name.removeprefix(STUDY).partition(": ")
     return [table for table in study_tables(study) if title in table.title]
 
 

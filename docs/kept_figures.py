@@ -1,6 +1,7 @@
 """Figures that are kept under tests/data, and the tables that are made of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -10,6 +11,21 @@ from loadgen.report.origin import read_figures
 
 Row = Sequence[str]
 Figures = dict[str, Any]
+# A kept file with a part of it, or with None for the whole.
+Read = tuple[str, str | None]
+_reads: list[Read] = []
+
+
+class _Noted(Figures):
+    """Figures of a file that note which parts are asked for."""
+
+    def __init__(self, name: str, figures: Figures) -> None:
+        super().__init__(figures)
+        self._name = name
+
+    def __getitem__(self, part: str) -> Any:
+        _reads.append((self._name, part))
+        return super().__getitem__(part)
 
 
 def words_table(header: Row, rows: Sequence[Row]) -> Table:
@@ -17,7 +33,21 @@ def words_table(header: Row, rows: Sequence[Row]) -> Table:
     return Table(header, rows, text_columns=len(header))
 
 
-@cache
 def kept(name: str) -> Figures:
     """Figures of a kept file, read once for all pages."""
-    return read_figures(DATA / name)
+    _reads.append((name, None))
+    return _kept(name)
+
+
+@cache
+def _kept(name: str) -> Figures:
+    return _Noted(name, read_figures(DATA / name))
+
+
+@contextmanager
+def reads() -> Iterator[list[Read]]:
+    """What is read meanwhile."""
+    _reads.clear()
+    noted: list[Read] = []
+    yield noted
+    noted += dict.fromkeys(_reads)

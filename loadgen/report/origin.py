@@ -126,10 +126,10 @@ def changed(header: Document) -> list[str]:
 
 def commit() -> str:
     """Commit of this clone; ``UNKNOWN`` where the packages are installed without one."""
-    top, name = _git("rev-parse", "--show-toplevel"), _git("rev-parse", "HEAD")
+    top, name = git("rev-parse", "--show-toplevel"), git("rev-parse", "HEAD")
     if not name or Path(top) != ROOT:
         return UNKNOWN
-    return f"{name} with changes" if _git("status", "--porcelain", "-uno") else name
+    return f"{name} with changes" if git("status", "--porcelain", "-uno") else name
 
 
 def command() -> str:
@@ -223,8 +223,8 @@ def _portable(word: str) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
 
-def _git(*arguments: str) -> str:
-    """Empty where git is missing or fails."""
+def git(*arguments: str) -> str:
+    """Output of git in this clone; empty where git is missing or fails."""
     words = ["git", "-C", str(ROOT), *arguments]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30)
