@@ -1,0 +1,322 @@
+"""Sends a workload to a router, and measures at the client, at the engines and in their record."""
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+
+from loadgen.emulator.record import StepRecord
+from loadgen.replay.replay_results import RequestResult, Run, Window, summarize
+from loadgen.replay.stream import CompletionStream, error_message
+from router.core.errors import UpstreamError
+from router.core.step_time import StepTime
+from router.engines.http_client import HttpClient
+from tests.bench.league.workloads import KEYS, Ask, Session, Workload
+
+HTTP_OK = 200
+_MOST_TOKENS = 4096  # ``max_tokens`` of every request: it tells nothing of the length
+_CONTROL_TIMEOUT_S = 10.0
+_NUMBERS = re.compile(r"\d+")
+_COUNTERS = (
+    "vllm:prefix_cache_hits_total",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prompt_tokens_total",
+)
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where requests go, and what is asked besides.
+
+    Attributes:
+        url: of the router.
+        engines: URLs of the engines behind it.
+        control: the emulator's fault port.
+        model: that requests name.
+    """
+
+    url: str
+    engines: Sequence[str]
+    control: str
+    model: str
+
+
+@dataclass(slots=True)
+class Sent:
+    """What became of the requests, in the order of their sending.
+
+    Attributes:
+        tenants: of each request.
+        results: of each request; None: it has never ended.
+        start_unix_s: wall clock at the start.
+        sent_last_s: when the last request was sent, wall seconds since the start.
+        end_s: when the last answer ended.
+    """
+
+    tenants: list[str] = field(default_factory=list)
+    results: list[RequestResult | None] = field(default_factory=list)
+    start_unix_s: float = 0.0
+    sent_last_s: float = 0.0
+    end_s: float = 0.0
+
+
+class Client:
+    """Sends the sessions of a workload once."""
+
+    def __init__(self, workload: Workload, place: Place) -> None:
+        self._workload = workload
+        self._place = place
+        self._http = HttpClient(connect_timeout_s=10.0)
+        self._sent = Sent()
+        self._start_s = 0.0
+
+    async def run(self, sessions: Sequence[Session], timeout_s: float) -> Sent:
+        """Wait for all answers, so many wall seconds at most."""
+        bodies = [[self._body(ask) for ask in session] for session in sessions]
+        numbered = iter([*enumerate(zip(sessions, bodies, strict=True))])
+        self._start_s, self._sent.start_unix_s = time.monotonic(), time.time()
+        faults = asyncio.create_task(self._faults())
+        try:
+            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
+                for _ in range(self._workload.clients):
+                    group.create_task(self._in_turn(numbered))
+                if not self._workload.clients:
+                    for number, (session, each) in numbered:
+                        group.create_task(self._session(number, session, each))
+        except TimeoutError:
+            pass  # what is open stays without a result
+        finally:
+            faults.cancel()
+            await asyncio.gather(faults, return_exceptions=True)
+            self._sent.end_s = self._now()
+            await self._http.aclose()
+        return self._sent
+
+    def _now(self) -> float:
+        return time.monotonic() - self._start_s
+
+    def _body(self, ask: Ask) -> bytes:
+        return msgspec.json.encode(
+            {
+                "model": self._place.model,
+                "prompt": ask.prompt,
+                "max_tokens": _MOST_TOKENS,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                "temperature": 0,
+                "vllm_xargs": {"evenstep_output_tokens": ask.output_tokens},
+            }
+        )
+
+    async def _in_turn(self, sessions: Iterator[tuple[int, Any]]) -> None:
+        for number, (session, bodies) in sessions:
+            await self._session(number, session, bodies)
+
+    async def _session(self, number: int, session: Session, bodies: Sequence[bytes]) -> None:
+        ended_s = self._now() if self._workload.clients else 0.0
+        for ask, body in zip(session, bodies, strict=True):
+            due_s = ended_s + ask.wait_s * self._workload.time_scale
+            if (wait_s := due_s - self._now()) > 0:
+                await asyncio.sleep(wait_s)
+            ended_s = await self._exchange(ask, body, f"session-{number}", due_s)
+
+    async def _exchange(self, ask: Ask, body: bytes, session: str, due_s: float) -> float:
+        place, sent_s, stream = len(self._sent.results), self._now(), CompletionStream()
+        self._sent.results.append(None)
+        self._sent.tenants.append(ask.tenant)
+        self._sent.sent_last_s = sent_s
+        name = session.encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"authorization", b"Bearer " + KEYS[ask.tenant].encode()),
+            (b"x-session-id", name),
+            (b"x-smg-routing-key", name),
+            (b"x-llm-d-inference-fairness-id", ask.tenant.encode()),
+        ]
+        status, error = None, None
+        try:
+            status, error = await self._receive(headers, body, stream)
+        except UpstreamError as problem:
+            error = str(problem)
+        ended_s = self._now()
+        self._sent.results[place] = RequestResult(
+            prompt_tokens=len(ask.prompt) // 4,
+            output_tokens=stream.output_tokens or 0,
+            cached_tokens=stream.cached_tokens,
+            scheduled_s=due_s,
+            sent_s=sent_s,
+            first_s=stream.first_s,
+            end_s=ended_s,
+            status=status,
+            error=error or _complaint(ask, stream),
+        )
+        return ended_s
+
+    async def _receive(
+        self, headers: list[tuple[bytes, bytes]], body: bytes, stream: CompletionStream
+    ) -> tuple[int, str | None]:
+        response = await self._http.request(
+            "POST", self._place.url, "/v1/completions", headers, body
+        )
+        try:
+            if response.status != HTTP_OK:
+                message = error_message(await response.read())
+                return response.status, f"HTTP {response.status}: {message}"
+            async for chunk in response:
+                stream.feed(chunk, self._now())
+        finally:
+            response.close()
+        return response.status, None
+
+    async def _faults(self) -> None:
+        events = [
+            *((fault.begin_s, fault, "fault") for fault in self._workload.faults),
+            *((fault.end_s, fault, "restore") for fault in self._workload.faults),
+        ]
+        for at_s, fault, action in sorted(events, key=lambda event: event[0]):
+            await asyncio.sleep(max(0.0, at_s * self._workload.time_scale - self._now()))
+            body = msgspec.json.encode({"kind": fault.kind}) if action == "fault" else b""
+            path = f"/workers/{fault.rank}/{action}"
+            async with asyncio.timeout(_CONTROL_TIMEOUT_S):
+                answer = await self._http.request("POST", self._place.control, path, (), body)
+                text = await answer.read()
+            assert answer.status == HTTP_OK, text
+
+
+def _complaint(ask: Ask, stream: CompletionStream) -> str | None:
+    if stream.error is not None:
+        return stream.error
+    if not stream.done:
+        return "the stream ended without [DONE]"
+    # A router may drop the usage; then nothing tells how many tokens there were.
+    if stream.output_tokens not in (None, ask.output_tokens):
+        return "another number of tokens than the request's hidden length"
+    return None
+
+
+async def counters(engines: Sequence[str]) -> Sequence[float]:
+    """Prompt tokens that all engines found in caches, looked for there, and were asked."""
+    http = HttpClient(connect_timeout_s=10.0)
+
+    async def one(url: str) -> Sequence[float]:
+        try:
+            async with asyncio.timeout(_CONTROL_TIMEOUT_S):
+                text = (await (await http.request("GET", url, "/metrics")).read()).decode()
+        except (TimeoutError, UpstreamError):
+            return [0.0] * len(_COUNTERS)  # a rank that is dead
+        families = text_string_to_metric_families(text)
+        values = {each.name: each.value for family in families for each in family.samples}
+        return [values[name] for name in _COUNTERS]
+
+    try:
+        return [sum(each) for each in zip(*await asyncio.gather(*map(one, engines)), strict=True)]
+    finally:
+        await http.aclose()
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def figures(
+    workload: Workload, sent: Sent, record: Sequence[StepRecord], counted: Sequence[float]
+) -> Figures:
+    """Of one run; times in engine seconds, those of requests without the warm-up.
+
+    Where there are several tenants, the figures of all are those of the tenant ``one``.
+    """
+    warm = int(len(sent.results) * workload.warmup)
+    pairs = [*zip(sent.results, sent.tenants, strict=True)][warm:]
+    late_ms = [1e3 * (each.sent_s - each.scheduled_s) for each in sent.results if each]
+    hits, queries, asked = counted
+    tenants = sorted(set(sent.tenants))
+    each = {of: [result for result, by in pairs if by == of] for of in tenants}
+    return {
+        **of_requests(workload, sent, each["one"]),
+        **{of: of_requests(workload, sent, each[of]) for of in tenants if of != "one"},
+        "tokens_per_s": _tokens_per_s(workload, sent, warm),
+        "requests": len(sent.results),
+        "hit_share": hits / queries if queries else None,
+        **of_steps(workload, record, asked - hits),
+        "client_late_p99_wall_ms": float(np.percentile(late_ms, 99)) if late_ms else 0.0,
+        "wall_s": sent.end_s,
+    }
+
+
+def _tokens_per_s(workload: Workload, sent: Sent, warm: int) -> float | None:
+    """All tenants' tokens while requests were sent, without the warm-up."""
+    done = [each for each in sent.results if each is not None and each.error is None]
+    first = next((each.sent_s for each in sent.results[warm:] if each is not None), 0.0)
+    if not done or first >= sent.sent_last_s:
+        return None
+    window = Window(first, sent.sent_last_s)
+    run = Run(done, len(done), len(done), window, window)
+    steady = cast(Any, summarize(run, {}, workload.time_scale, {}))["steady"]
+    return cast(float, steady["output_throughput"])
+
+
+def of_requests(workload: Workload, sent: Sent, results: Sequence[RequestResult | None]) -> Figures:
+    """Of some of the requests."""
+    ended = [each for each in results if each is not None]
+    first_s = min((each.scheduled_s for each in ended), default=0.0)
+    span = Window(first_s, max((each.end_s for each in ended), default=first_s))
+    run = Run(ended, len(results), len(results), span, None)
+    report = cast(Any, summarize(run, {}, workload.time_scale, workload.targets_ms))
+    good = (report["request_goodput"] or 0.0) * span.length_s / workload.time_scale
+    # Per second in which requests were sent: how long the last answer takes makes none good.
+    sending_s = max(sent.sent_last_s - first_s, 1e-9) / workload.time_scale
+    errors = Counter[str]()
+    for message, count in report["errors"].items():
+        errors[_NUMBERS.sub("N", message)[:100]] += count
+    names = [f"{of}_{name}_ms" for name in ("ttft", "tpot", "e2el") for of in ("mean", "p99")]
+    return {
+        **{name: report[name] for name in names},
+        "goodput_per_s": good / sending_s,
+        "good_share": good / max(len(results), 1),
+        "cached_share": report["cached_prompt_share"],
+        "completed": report["completed"],
+        "failed": len(results) - report["completed"],
+        "lost": len(results) - len(ended),
+        "errors": dict(errors),
+    }
+
+
+def of_steps(workload: Workload, record: Sequence[StepRecord], computed_tokens: float) -> Figures:
+    """Of the fleet's record: idle share, and how late its steps were."""
+    if not record:
+        return {}
+    late = [row.lateness for row in record]
+    return {
+        "idle_share": _idle_share(workload, record, computed_tokens),
+        "steps": len(record),
+        "steps_late_mean": fmean(late),
+        "steps_late_p99": float(np.percentile(late, 99)),
+    }
+
+
+def _idle_share(
+    workload: Workload, record: Sequence[StepRecord], computed_tokens: float
+) -> float | None:
+    """Share of the ranks' time in steps that they wait for the slowest; None without a barrier.
+
+    A step takes C + max(work), work being t_l L + t_p P: what all ranks had to do in all steps is
+    known, though not how many prompt tokens each had in each.
+    """
+    flags = dict(pairwise(workload.fleet))
+    if "--no-barrier" in workload.fleet or workload.faults:
+        return None
+    cost = StepTime.parse(flags["--step-time"])
+    beyond_s = sum(workload.ranks * (row.step_s - cost.base_s) for row in record)
+    work_s = cost.per_token_s * sum(sum(row.load_tokens) for row in record)
+    work_s += cost.per_prompt_token_s * computed_tokens
+    return max(0.0, beyond_s - work_s) / sum(workload.ranks * row.step_s for row in record)

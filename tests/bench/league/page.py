@@ -1,0 +1,250 @@
+"""Page and pictures of the league, from its kept parts.
+
+    python -m tests.bench.league.page    # draws the pictures; docs.generate writes the page
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from docs.kept_figures import words_table
+from loadgen.report.charts import COLOURS, finish, panels, save
+from loadgen.report.intervals import Estimate, estimate
+from loadgen.report.origin import read_figures
+from tests.bench.league.parts import DATA, kept_parts
+from tests.bench.league.workloads import WORKLOADS, Workload
+
+OURS = "evenstep"
+LEFT_OUT = "left_out.json"
+# Evenstep leads where its figure is at most so much worse than the first one's.
+LEADS = 0.03
+# Entrants that fail more of the requests stand after all others, however fast the rest was.
+MOST_FAILED = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A figure of the tables: the value over ``unit``, or of ``value``."""
+
+    title: str
+    key: str
+    unit: float = 1.0
+    digits: int = 0
+    interval: bool = True
+
+
+COLUMNS = (
+    Column("TTFT mean, ms", "mean_ttft_ms"),
+    Column("p99", "p99_ttft_ms"),
+    Column("TPOT mean, ms", "mean_tpot_ms", digits=1),
+    Column("p99", "p99_tpot_ms", digits=1),
+    Column("whole answer mean, s", "mean_e2el_ms", 1e3, 2),
+    Column("p99", "p99_e2el_ms", 1e3, 2),
+    Column("tokens/s", "tokens_per_s"),
+    Column("good/s", "goodput_per_s", digits=1),
+    Column("cache hits, %", "hit_share", 0.01, 1),
+    Column("idle, %", "idle_share", 0.01, 1),
+    Column("failed, lost", "failed", digits=1, interval=False),
+    Column("router CPU, s", "router_cpu_s", digits=1, interval=False),
+    Column("MB", "router_memory_mb", interval=False),
+)
+_WORDS = {
+    "mean_ttft_ms": "TTFT mean, ms",
+    "tokens_per_s": "tokens/s",
+    "failed": "failed requests",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """An entrant in one workload: the parts of its seeds."""
+
+    entrant: str
+    parts: Sequence[Mapping[str, Any]]
+
+    def of(self, key: str) -> Estimate | None:
+        """Mean over seeds; None: some seed has no such figure."""
+        values = [part.get(key) for part in self.parts]
+        numbers = [float(value) for value in values if isinstance(value, int | float)]
+        return estimate(numbers) if len(numbers) == len(values) else None
+
+    @property
+    def failed_share(self) -> float:
+        asked = sum(part["completed"] + part["failed"] for part in self.parts)
+        return float(sum(part["failed"] for part in self.parts) / max(asked, 1))
+
+    @property
+    def busy(self) -> bool:
+        return any(part["busy"] for part in self.parts)
+
+
+def standings(workload: Workload, parts: Mapping[str, Mapping[str, Any]]) -> list[Standing]:
+    """Entrants, the best first."""
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for name, part in parts.items():
+        by_name.setdefault(name.rpartition(", seed ")[0], []).append(part)
+    found = [Standing(name, each) for name, each in by_name.items()]
+    return sorted(found, key=partial(_order, workload))
+
+
+def _order(workload: Workload, each: Standing) -> tuple[bool, float, float]:
+    value, ttft = worth(workload, each), each.of("mean_ttft_ms")
+    fails = workload.first_by != "failed" and each.failed_share > MOST_FAILED
+    return fails, value, float("inf") if ttft is None else ttft.mean
+
+
+def worth(workload: Workload, each: Standing) -> float:
+    """What entrants are ordered by, the least first."""
+    found = each.of(workload.first_by.removeprefix("-"))
+    if found is None:
+        return float("inf")
+    return -found.mean if workload.first_by.startswith("-") else found.mean
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Evenstep's place, from 1, beside the first entrant; ``behind``: by which share."""
+
+    workload: Workload
+    place: int
+    of: int
+    first: Standing
+    ours: Standing
+    behind: float
+
+    @property
+    def leads(self) -> bool:
+        return self.behind <= LEADS
+
+
+def verdict(workload: Workload, found: Sequence[Standing]) -> Verdict | None:
+    """None: evenstep has not run."""
+    names = [each.entrant for each in found]
+    if OURS not in names:
+        return None
+    place = names.index(OURS)
+    first, ours = worth(workload, found[0]), worth(workload, found[place])
+    behind = (ours - first) / abs(first) if first else float(ours > first)
+    return Verdict(workload, place + 1, len(found), found[0], found[place], behind)
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+def shown(found: Estimate | None, column: Column) -> str:
+    if found is None:
+        return "–"
+    text = f"{found.mean / column.unit:,.{column.digits}f}"
+    if found.half_width is None or not column.interval:
+        return text
+    return f"{text} ± {found.half_width / column.unit:,.{column.digits}f}"
+
+
+def league_text(folder: Path = DATA) -> str:
+    """What the page has of the kept parts."""
+    tables = {
+        workload: standings(workload, kept)
+        for workload in WORKLOADS.values()
+        if (kept := kept_parts(workload.name, folder))
+    }
+    if not tables:
+        return "Nothing has been measured yet."
+    return "\n".join([*_places(tables), *_tables(tables, folder), *_left_out(folder)]).rstrip()
+
+
+def _places(tables: Mapping[Workload, Sequence[Standing]]) -> Iterator[str]:
+    """Where evenstep stands; where it does not lead comes first, the worst at the top."""
+    found = [each for each in (verdict(*pair) for pair in tables.items()) if each is not None]
+    found.sort(key=lambda each: (each.leads, -each.behind if not each.leads else 0.0))
+    rows = []
+    for each in found:
+        key = each.workload.first_by.removeprefix("-")
+        column = next(column for column in COLUMNS if column.key == key)
+        ours, first = shown(each.ours.of(key), column), shown(each.first.of(key), column)
+        behind = f"{each.behind:+.1%}" if each.place > 1 else "first"
+        cells = [f"[{each.workload.name}](#{each.workload.name})", _WORDS[key], ours]
+        cells += [f"{each.first.entrant}: {first}", behind, f"{each.place} of {each.of}"]
+        rows.append(cells if each.leads else [f"**{cell}**" for cell in cells])
+    yield "## Where evenstep stands\n"
+    yield (
+        f"Bold, and first: where evenstep is more than {LEADS:.0%} behind. An interval is 95 % "
+        "over seeds; a single seed has none.\n"
+    )
+    header = ("workload", "by", "evenstep", "the first", "evenstep is behind by", "place")
+    yield words_table(header, rows).markdown() + "\n"
+
+
+def _tables(tables: Mapping[Workload, Sequence[Standing]], folder: Path) -> Iterator[str]:
+    for workload, found in tables.items():
+        most = max(len(each.parts) for each in found)
+        yield f"## {workload.name}\n"
+        yield (
+            f"{workload.what[0].upper()}{workload.what[1:]}. {workload.ranks} emulated ranks of "
+            f"{workload.slots} slots, time scale {workload.time_scale:g}, seeds: {most}. Good: "
+            f"{', '.join(f'{k} {v:g} ms' for k, v in workload.targets_ms.items())} at most.\n"
+        )
+        rows = []
+        for each in found:
+            name = f"{each.entrant}{' †' if each.busy else ''}"
+            cells = [name, *(shown(each.of(column.key), column) for column in COLUMNS)]
+            rows.append([f"**{cell}**" for cell in cells] if each.entrant == OURS else cells)
+        yield words_table(("", *(column.title for column in COLUMNS)), rows).markdown() + "\n"
+        if any(each.busy for each in found):
+            yield "† the machine was too busy during a run; the next call repeats it.\n"
+        if (folder / f"{workload.name}.png").exists():
+            yield f"![{workload.name}](../../tests/data/league/{workload.name}.png)\n"
+
+
+def _left_out(folder: Path) -> Iterator[str]:
+    file = folder / LEFT_OUT
+    if not file.exists():
+        return
+    rows = [
+        (entrant, workload, reason)
+        for entrant, each in read_figures(file).items()
+        for workload, reason in each.items()
+    ]
+    if rows:
+        yield "## Left out\n"
+        yield words_table(("entrant", "workload", "why"), rows).markdown() + "\n"
+
+
+# --- pictures -------------------------------------------------------------------------------------
+
+_DRAWN = tuple(
+    column
+    for column in COLUMNS
+    if column.key in ("mean_ttft_ms", "mean_tpot_ms", "tokens_per_s", "goodput_per_s")
+)
+
+
+def draw(workload: Workload, found: Sequence[Standing], path: Path) -> None:
+    """Bars of the entrants in the table's order, with intervals."""
+    figure, every_axes = panels(len(_DRAWN), height=1.2 + 0.28 * len(found), sharey=True)
+    places = [-number for number in range(len(found))]
+    for axes, column in zip(every_axes, _DRAWN, strict=True):
+        told = [each.of(column.key) for each in found]
+        axes.barh(
+            places,
+            [0.0 if each is None else each.mean / column.unit for each in told],
+            xerr=[0.0 if each is None else (each.half_width or 0.0) / column.unit for each in told],
+            color=[COLOURS[1] if each.entrant == OURS else "0.7" for each in found],
+            error_kw={"ecolor": "0.3", "capsize": 2},
+        )
+        axes.set_yticks(places, [each.entrant for each in found], fontsize=8)
+        finish(axes, column.title, "")
+    caption = f"{workload.name}: emulated engines, time scale {workload.time_scale:g}"
+    save(figure, path, caption)
+
+
+def draw_all(folder: Path = DATA) -> None:
+    """A picture of each workload with parts."""
+    for workload in WORKLOADS.values():
+        if kept := kept_parts(workload.name, folder):
+            draw(workload, standings(workload, kept), folder / f"{workload.name}.png")
+
+
+if __name__ == "__main__":
+    draw_all()

@@ -1,0 +1,156 @@
+"""One part of the league: a workload of one seed before one entrant, with fresh engines."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from loadgen.emulator.record import read_record
+from loadgen.report.origin import (
+    EMULATION,
+    KEY,
+    ROOT,
+    SERVING,
+    Document,
+    changed,
+    origin,
+    write_part,
+)
+from loadgen.report.origin import Engines as Physics
+from loadgen.run.child_processes import Child, free_ports
+from router.core.errors import EvenstepError
+from tests.bench.league.client import Client, Figures, Place, counters, figures
+from tests.bench.league.entrant import Engines, Entrant, Running
+from tests.bench.league.workloads import Workload
+from tests.support.router_bench.targets import cpu_s, memory_mb
+
+DATA = ROOT / "tests/data/league"
+CODE = (*EMULATION, "tests/bench/league/client.py")
+OURS = "evenstep"
+# A run counts as disturbed by a busy machine beyond these: how late requests were sent (99th
+# percentile, wall time), and how late steps ended (mean, as a share of their length).
+CLIENT_LATE_MS, STEPS_LATE = 25.0, 0.1
+_READY_S = 60.0
+_LONGEST_S = 540.0
+
+
+def timeout_s(workload: Workload) -> float:
+    """Wall seconds after which open answers count as lost."""
+    return min(3 * workload.engine_s * workload.time_scale + 30, _LONGEST_S)
+
+
+@contextlib.contextmanager
+def engines_of(workload: Workload, seed: int, folder: Path) -> Iterator[tuple[Engines, Any]]:
+    """Fresh engines, and what the emulator tells of them; their record is ``record.csv.gz``."""
+    ranks = workload.ranks
+    first = free_ports(4 * ranks + 1)  # HTTP, the fault port, two of state, one of KV events
+    ready = folder / "fleet.json"
+    flags = [
+        *("emulate", "--workers", str(ranks), "--slots", str(workload.slots)),
+        *("--port", str(first), "--kv-events-port", str(first + 3 * ranks + 1)),
+        *("--time-scale", f"{workload.time_scale:g}", "--seed", str(seed)),
+        *("--record", str(folder / "record.csv.gz"), "--json", str(ready)),
+        *workload.fleet,
+    ]
+    with Child(flags, folder / "fleet.log") as child:
+        child.until(lambda: ready.exists() or None, _READY_S)
+        told = json.loads(ready.read_bytes())
+        yield (
+            Engines(
+                urls=[each["url"] for each in told["workers"]],
+                workers=[each["spec"] for each in told["workers"]],
+                kv_events=range(first + 3 * ranks + 1, first + 4 * ranks + 1),
+                slots=workload.slots,
+                block_tokens=told["engines"]["block_tokens"],
+                model=told["model"],
+                time_scale=workload.time_scale,
+            ),
+            told,
+        )
+
+
+def measured(entrant: Entrant, workload: Workload, seed: int, folder: Path) -> tuple[Figures, Any]:
+    """Figures of a part, and the engines' physics."""
+    sessions, load = workload.sessions(seed), os.getloadavg()[0]
+    with engines_of(workload, seed, folder) as (engines, told):
+        with entrant.start(engines, folder) as router:
+            used_s = cpu_s(router.pids())
+            place = Place(router.url, engines.urls, told["control"], engines.model)
+            client = Client(workload, place)
+            sent = uvloop.run(client.run(sessions, timeout_s(workload)))
+            cost = {
+                "router_cpu_s": cpu_s(router.pids()) - used_s,
+                "router_memory_mb": _memory_mb(router),
+                "evidence": _evidence(router),
+            }
+        counted = uvloop.run(counters(engines.urls))
+    found = figures(workload, sent, read_record(folder / "record.csv.gz"), counted)
+    late = found["client_late_p99_wall_ms"] > CLIENT_LATE_MS
+    return (
+        {
+            "flags": entrant.flags,
+            "what": entrant.what,
+            "peer": entrant.peer,
+            "requests_are": workload.fingerprint(seed),
+            "time_scale": workload.time_scale,
+            **found,
+            **cost,
+            "load_before_after": [round(load, 2), round(os.getloadavg()[0], 2)],
+            "busy": bool(late or found.get("steps_late_mean", 0.0) > STEPS_LATE),
+        },
+        told["engines"],
+    )
+
+
+def _memory_mb(router: Running) -> float | None:
+    with contextlib.suppress(OSError):  # one of its processes has just ended
+        return memory_mb(router.pids())
+    return None
+
+
+def _evidence(router: Running) -> Mapping[str, float] | str:
+    try:
+        return dict(router.evidence())
+    except (ArithmeticError, EvenstepError, LookupError, OSError, ValueError) as error:
+        # A router's own figures are no reason to lose the run's.
+        return repr(error)[:200]
+
+
+# --- kept parts -----------------------------------------------------------------------------------
+
+
+def part_name(entrant: str, seed: int) -> str:
+    return f"{entrant}, seed {seed}"
+
+
+def kept_parts(workload: str, folder: Path = DATA) -> dict[str, Document]:
+    """Parts of a workload by their names."""
+    file = folder / f"{workload}.json"
+    found: dict[str, Document] = json.loads(file.read_bytes()) if file.exists() else {}
+    return found
+
+
+def is_due(entrant: Entrant, workload: Workload, seed: int, kept: Mapping[str, Document]) -> bool:
+    """Whether a part is missing, stale, of other requests or flags, or was disturbed."""
+    part = kept.get(part_name(entrant.name, seed))
+    if part is None or part["busy"] or changed(part[KEY]):
+        return True
+    return bool(
+        part["flags"] != entrant.flags or part["requests_are"] != workload.fingerprint(seed)
+    )
+
+
+def keep(
+    entrant: Entrant, workload: Workload, seed: int, part: tuple[Figures, Any], folder: Path = DATA
+) -> None:
+    """Write a part with its header; of a disturbed run beside none that was not."""
+    figures_, physics = part
+    code: Sequence[str] = (*SERVING, *CODE) if entrant.peer == OURS else CODE
+    header = origin(Physics.EMULATED, code, physics)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = part_name(entrant.name, seed)
+    write_part(folder / f"{workload.name}.json", name, figures_, header)
