@@ -140,6 +140,7 @@ class Client:
         headers = [
             (b"content-type", b"application/json"),
             (b"authorization", b"Bearer " + KEYS[ask.tenant].encode()),
+            (b"x-request-id", b"%b-request-%d" % (name, place)),
             (b"x-session-id", name),
             (b"x-smg-routing-key", name),
             (b"x-llm-d-inference-fairness-id", ask.tenant.encode()),

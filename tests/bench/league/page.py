@@ -1,6 +1,6 @@
 """Page and pictures of the league, from its kept parts.
 
-    python -m tests.bench.league.page    # draws the pictures; docs.generate writes the page
+python -m tests.bench.league.page    # draws the pictures; docs.generate writes the page
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,12 +12,12 @@ from typing import Any
 from docs.kept_figures import words_table
 from loadgen.report.charts import COLOURS, finish, panels, save
 from loadgen.report.intervals import Estimate, estimate
-from loadgen.report.origin import read_figures
+from loadgen.report.origin import Engines, origin, read_figures, write_figures
 from tests.bench.league.parts import DATA, kept_parts
 from tests.bench.league.workloads import WORKLOADS, Workload
 
 OURS = "evenstep"
-LEFT_OUT = "left_out.json"
+SUMMARY = "league.json"
 # Evenstep leads where its figure is at most so much worse than the first one's.
 LEADS = 0.03
 # Entrants that fail more of the requests stand after all others, however fast the rest was.
@@ -78,6 +78,9 @@ class Standing:
     @property
     def busy(self) -> bool:
         return any(part["busy"] for part in self.parts)
+
+
+Tables = Sequence[tuple[Workload, Sequence[Standing]]]
 
 
 def standings(workload: Workload, parts: Mapping[str, Mapping[str, Any]]) -> list[Standing]:
@@ -144,19 +147,19 @@ def shown(found: Estimate | None, column: Column) -> str:
 
 def league_text(folder: Path = DATA) -> str:
     """What the page has of the kept parts."""
-    tables = {
-        workload: standings(workload, kept)
+    tables = [
+        (workload, standings(workload, kept))
         for workload in WORKLOADS.values()
         if (kept := kept_parts(workload.name, folder))
-    }
+    ]
     if not tables:
         return "Nothing has been measured yet."
     return "\n".join([*_places(tables), *_tables(tables, folder), *_left_out(folder)]).rstrip()
 
 
-def _places(tables: Mapping[Workload, Sequence[Standing]]) -> Iterator[str]:
+def _places(tables: Tables) -> Iterator[str]:
     """Where evenstep stands; where it does not lead comes first, the worst at the top."""
-    found = [each for each in (verdict(*pair) for pair in tables.items()) if each is not None]
+    found = [each for each in (verdict(*pair) for pair in tables) if each is not None]
     found.sort(key=lambda each: (each.leads, -each.behind if not each.leads else 0.0))
     rows = []
     for each in found:
@@ -176,8 +179,8 @@ def _places(tables: Mapping[Workload, Sequence[Standing]]) -> Iterator[str]:
     yield words_table(header, rows).markdown() + "\n"
 
 
-def _tables(tables: Mapping[Workload, Sequence[Standing]], folder: Path) -> Iterator[str]:
-    for workload, found in tables.items():
+def _tables(tables: Tables, folder: Path) -> Iterator[str]:
+    for workload, found in tables:
         most = max(len(each.parts) for each in found)
         yield f"## {workload.name}\n"
         yield (
@@ -198,12 +201,12 @@ def _tables(tables: Mapping[Workload, Sequence[Standing]], folder: Path) -> Iter
 
 
 def _left_out(folder: Path) -> Iterator[str]:
-    file = folder / LEFT_OUT
+    file = folder / SUMMARY
     if not file.exists():
         return
     rows = [
         (entrant, workload, reason)
-        for entrant, each in read_figures(file).items()
+        for entrant, each in read_figures(file)["left_out"].items()
         for workload, reason in each.items()
     ]
     if rows:
@@ -239,12 +242,24 @@ def draw(workload: Workload, found: Sequence[Standing], path: Path) -> None:
     save(figure, path, caption)
 
 
-def draw_all(folder: Path = DATA) -> None:
-    """A picture of each workload with parts."""
+def summarize(left_out: Mapping[str, Mapping[str, str]] | None, folder: Path = DATA) -> None:
+    """Draw each workload with parts; keep the pictures' hashes, and who is left out where.
+
+    Args:
+        left_out: reasons by entrant and workload; None: as they are kept.
+        folder: of the parts.
+    """
+    file, pictures = folder / SUMMARY, list[Path]()
     for workload in WORKLOADS.values():
         if kept := kept_parts(workload.name, folder):
-            draw(workload, standings(workload, kept), folder / f"{workload.name}.png")
+            pictures.append(folder / f"{workload.name}.png")
+            draw(workload, standings(workload, kept), pictures[-1])
+    if left_out is None:
+        left_out = read_figures(file)["left_out"] if file.exists() else {}
+    code = ("tests/bench/league/page.py",)
+    header = origin(Engines.EMULATED, code)
+    write_figures(file, {"left_out": left_out}, header, *pictures)
 
 
 if __name__ == "__main__":
-    draw_all()
+    summarize(None)

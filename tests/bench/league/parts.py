@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,13 +51,14 @@ def engines_of(workload: Workload, seed: int, folder: Path) -> Iterator[tuple[En
     first = free_ports(4 * ranks + 1)  # HTTP, the fault port, two of state, one of KV events
     ready = folder / "fleet.json"
     flags = [
-        *("emulate", "--workers", str(ranks), "--slots", str(workload.slots)),
+        *("-m", "router.cli", "emulate"),
+        *("--workers", str(ranks), "--slots", str(workload.slots)),
         *("--port", str(first), "--kv-events-port", str(first + 3 * ranks + 1)),
         *("--time-scale", f"{workload.time_scale:g}", "--seed", str(seed)),
         *("--record", str(folder / "record.csv.gz"), "--json", str(ready)),
         *workload.fleet,
     ]
-    with Child(flags, folder / "fleet.log") as child:
+    with Child(flags, folder / "fleet.log", sys.executable) as child:
         child.until(lambda: ready.exists() or None, _READY_S)
         told = json.loads(ready.read_bytes())
         yield (
@@ -145,12 +147,16 @@ def is_due(entrant: Entrant, workload: Workload, seed: int, kept: Mapping[str, D
 
 
 def keep(
-    entrant: Entrant, workload: Workload, seed: int, part: tuple[Figures, Any], folder: Path = DATA
+    entrant: Entrant,
+    workload: Workload,
+    seed: int,
+    part: tuple[Figures, Any],
+    commit: str,
+    folder: Path = DATA,
 ) -> None:
-    """Write a part with its header; of a disturbed run beside none that was not."""
-    figures_, physics = part
+    """Write a part; ``commit``: at the start, before parts changed the clone."""
+    found, physics = part
     code: Sequence[str] = (*SERVING, *CODE) if entrant.peer == OURS else CODE
-    header = origin(Physics.EMULATED, code, physics)
+    header = origin(Physics.EMULATED, code, physics) | {"commit": commit}
     folder.mkdir(parents=True, exist_ok=True)
-    name = part_name(entrant.name, seed)
-    write_part(folder / f"{workload.name}.json", name, figures_, header)
+    write_part(folder / f"{workload.name}.json", part_name(entrant.name, seed), found, header)

@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from loadgen.report.origin import commit
 from router.core.errors import EvenstepError
 from tests.bench.league.entrant import Entrant
+from tests.bench.league.page import summarize
 from tests.bench.league.parts import DATA, is_due, keep, kept_parts, measured
 from tests.bench.league.workloads import WORKLOADS, Workload
 
@@ -50,7 +52,7 @@ def run(
     folder: Path = DATA,
 ) -> int:
     """Measure the parts that are due, until the time is over; how many failed."""
-    end_s = time.monotonic() + 60 * minutes
+    end_s, at = time.monotonic() + 60 * minutes, commit()
     failures = Counter[str]()
     for entrant, workload, seed in parts_of(entrants, workloads, seeds):
         if time.monotonic() > end_s:
@@ -70,7 +72,7 @@ def run(
             print(f"failed: {error}", flush=True)
             traceback.print_exc()
             continue
-        keep(entrant, workload, seed, part, folder)
+        keep(entrant, workload, seed, part, at, folder)
         print(_line(part[0], time.monotonic() - began_s), flush=True)
     return failures.total()
 
@@ -116,10 +118,13 @@ def main() -> None:
             parser.error(f"{name!r} is none of {', '.join(among)}")
     for load in loads:
         print(f"{load}: time scale {WORKLOADS[load].time_scale:g}; {WORKLOADS[load].what}")
-    failed = run(
-        [known[name] for name in names],
-        [WORKLOADS[load] for load in loads],
-        given.seeds or (1 if given.quick else 3),
-        given.minutes,
-    )
+    try:
+        failed = run(
+            [known[name] for name in names],
+            [WORKLOADS[load] for load in loads],
+            given.seeds or (1 if given.quick else 3),
+            given.minutes,
+        )
+    finally:
+        summarize({each.name: each.cannot for each in known.values() if each.cannot})
     raise SystemExit(1 if failed else 0)

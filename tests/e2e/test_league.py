@@ -1,0 +1,66 @@
+"""The league measures a part over real HTTP, keeps it, and does not measure it again."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from tests.bench.league.parts import kept_parts
+from tests.bench.league.run import run
+from tests.bench.league.workloads import FaultAt, Workload, chat, poisson
+from tests.support.league import EVENSTEP
+
+FLEET = ("--step-time", "5e-3,9.5e-8,0,5e-5", "--stream-interval", "4")
+TARGETS_MS = {"ttft": 60_000.0, "tpot": 10_000.0}
+SESSIONS = Workload(
+    name="sessions",
+    what="a few conversations",
+    sessions=partial(chat, 6, 0.5),
+    ranks=2,
+    slots=16,
+    time_scale=0.5,
+    fleet=FLEET,
+    engine_s=20.0,
+    targets_ms=TARGETS_MS,
+)
+TENANTS = replace(
+    SESSIONS,
+    name="tenants",
+    what="two tenants, and a rank that fails",
+    sessions=partial(poisson, {"one": 20.0, "flood": 20.0}, 1.5, 8),
+    time_scale=1.0,
+    faults=(FaultAt(1, "error", 0.0, 20.0),),
+)
+
+
+def test_a_part_is_measured_once(tmp_path: Path) -> None:
+    assert run([EVENSTEP], [SESSIONS], 1, 5.0, tmp_path) == 0
+    file = tmp_path / "sessions.json"
+    (name, part), *others = kept_parts("sessions", tmp_path).items()
+    assert (name, others) == ("evenstep, seed 0", [])
+    requests = sum(map(len, SESSIONS.sessions(0)))
+    assert part["requests"] == requests
+    # The first requests are the warm-up, which nothing counts.
+    assert part["completed"] == requests - requests // 5
+    assert (part["failed"], part["lost"], part["errors"]) == (0, 0, {})
+    assert part["good_share"] == 1.0
+    assert 0 < part["mean_ttft_ms"] < part["mean_e2el_ms"]
+    assert part["mean_tpot_ms"] > 5  # a step takes longer
+    assert part["hit_share"] > 0.3  # turns begin as those before them
+    assert 0 <= part["idle_share"] < 1
+    assert part["router_cpu_s"] > 0
+    assert part["router_memory_mb"] > 10
+    if not part["busy"]:
+        before = file.read_bytes()
+        assert run([EVENSTEP], [SESSIONS], 1, 5.0, tmp_path) == 0
+        assert file.read_bytes() == before
+
+
+def test_figures_are_the_quiet_tenants_and_failures_have_kinds(tmp_path: Path) -> None:
+    assert run([EVENSTEP], [TENANTS], 1, 5.0, tmp_path) == 0
+    (part,) = kept_parts("tenants", tmp_path).values()
+    asked = [ask.tenant for session in TENANTS.sessions(0) for ask in session]
+    counted = asked[len(asked) // 5 :]
+    assert part["completed"] + part["failed"] == counted.count("one")
+    assert part["flood"]["completed"] + part["flood"]["failed"] == counted.count("flood")
+    assert sum(part["errors"].values()) == part["failed"]
+    assert part["lost"] == part["flood"]["lost"] == 0

@@ -1,0 +1,205 @@
+"""The league's requests, its parts and its page."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from loadgen.emulator.prompt_content import Content, whole_tokens
+from loadgen.report.origin import Engines as Physics
+from loadgen.report.origin import origin, write_part
+from loadgen.traces.trace import load_trace
+from tests.bench.league.client import Client, Place, Sent, figures
+from tests.bench.league.entrant import Engines, Entrant, Running
+from tests.bench.league.page import LEADS, league_text, standings, summarize, verdict
+from tests.bench.league.parts import is_due, kept_parts, part_name
+from tests.bench.league.run import parts_of
+from tests.bench.league.workloads import KEYS, WORKLOADS, Workload, chains, piece, text_of
+
+OPEN = WORKLOADS["open-80"]
+NAMES = [pytest.param(workload, id=name) for name, workload in WORKLOADS.items()]
+never = cast("Callable[[Engines, Path], AbstractContextManager[Running]]", None)
+
+
+def entrant(name: str, flags: str = "", **cannot: str) -> Entrant:
+    return Entrant(name, name, flags, "chooses", never, cannot)
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workload", NAMES)
+def test_requests_are_those_of_their_seed(workload: Workload) -> None:
+    assert workload.fingerprint(1) == workload.fingerprint(1) != workload.fingerprint(2)
+    sessions = workload.sessions(1)
+    asks = [ask for session in sessions for ask in session]
+    assert len(asks) > 50
+    assert {ask.tenant for ask in asks} <= KEYS.keys()
+    assert all(ask.output_tokens >= 1 and ask.prompt and ask.wait_s >= 0 for ask in asks)
+    # The emulator counts four characters as a token; none is cut in two.
+    assert all(len(ask.prompt) % 4 == 0 for ask in asks)
+
+
+def test_texts_share_as_many_blocks_as_the_trace_says() -> None:
+    shared_somewhere = False
+    for chain in chains()[:20]:
+        for one, other in pairwise(chain):
+            same = 0
+            for a, b in zip(one.blocks, other.blocks, strict=False):
+                if a != b:
+                    break
+                same += 1
+            whole = min(one.prompt_tokens, other.prompt_tokens) // one.block_tokens
+            texts = [Content(whole_tokens(text_of(each))).chain(512, "") for each in (one, other)]
+            equal = sum(a == b for a, b in zip(*texts, strict=False))
+            assert equal == min(same, whole)
+            shared_somewhere = shared_somewhere or equal > 0
+    assert shared_somewhere
+
+
+def test_texts_have_the_lengths_of_the_trace() -> None:
+    for request in load_trace("mooncake-synthetic").requests[:50]:
+        assert len(text_of(request)) == 4 * request.prompt_tokens
+
+
+def test_texts_of_two_keys_differ_at_once() -> None:
+    beginnings = {piece(key, 2) for key in range(5000)}
+    assert len(beginnings) == 5000
+
+
+@pytest.mark.parametrize("name", ["chat", "agents"])
+def test_prompts_of_a_session_begin_alike_and_of_others_do_not(name: str) -> None:
+    sessions = WORKLOADS[name].sessions(3)
+    assert all(len(session) >= 3 for session in sessions)
+    firsts = [session[0].prompt for session in sessions]
+    beginning = 4 * (512 if name == "chat" else 8000)
+    for session in sessions:
+        assert {ask.prompt[:2048] for ask in session} == {session[0].prompt[:2048]}
+    assert len({prompt[:beginning] for prompt in firsts}) == (len(firsts) if name == "chat" else 1)
+
+
+def test_lengths_are_not_told_to_routers_by_more_than_the_hidden_field() -> None:
+    ask = OPEN.sessions(0)[0][0]
+    body = Client(OPEN, Place("http://x", (), "", "m"))._body(ask)
+    without = body.replace(b'"vllm_xargs":{"evenstep_output_tokens":%d}' % ask.output_tokens, b"")
+    assert without != body
+    assert b":%d" % ask.output_tokens not in without
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def part(workload: Workload, seed: int, **changed: object) -> dict[str, Any]:
+    return {
+        "flags": "",
+        "requests_are": workload.fingerprint(seed),
+        "busy": False,
+        "completed": 100,
+        "failed": 0,
+        "mean_ttft_ms": 100.0,
+        "tokens_per_s": 10.0,
+    } | changed
+
+
+def kept(folder: Path, workload: Workload, name: str, seed: int, **changed: object) -> None:
+    header = origin(Physics.EMULATED, ("tests/bench/league/entrant.py",))
+    parts = part(workload, seed, **changed)
+    write_part(folder / f"{workload.name}.json", part_name(name, seed), parts, header)
+
+
+def test_a_kept_part_is_not_measured_again(tmp_path: Path) -> None:
+    assert is_due(entrant("a"), OPEN, 0, kept_parts(OPEN.name, tmp_path))
+    kept(tmp_path, OPEN, "a", 0)
+    found = kept_parts(OPEN.name, tmp_path)
+    assert not is_due(entrant("a"), OPEN, 0, found)
+    assert is_due(entrant("a"), OPEN, 1, found)
+    assert is_due(entrant("b"), OPEN, 0, found)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"busy": True}, {"flags": "--other"}, {"requests_are": "others"}]
+)
+def test_a_part_of_something_else_is_measured_again(
+    tmp_path: Path, changed: Mapping[str, object]
+) -> None:
+    kept(tmp_path, OPEN, "a", 0, **changed)
+    assert is_due(entrant("a"), OPEN, 0, kept_parts(OPEN.name, tmp_path))
+
+
+def test_a_stale_part_is_measured_again(tmp_path: Path) -> None:
+    kept(tmp_path, OPEN, "a", 0)
+    found = kept_parts(OPEN.name, tmp_path)
+    found["a, seed 0"]["origin"]["code"] = {"tests/bench/league/entrant.py": "another"}
+    assert is_due(entrant("a"), OPEN, 0, found)
+
+
+def test_entrants_alternate_and_are_left_out_by_workload() -> None:
+    both = entrant("a"), entrant("b", chat="cannot")
+    order = [
+        (each.name, load.name, seed)
+        for each, load, seed in parts_of(both, (OPEN, WORKLOADS["chat"]), 2)
+    ]
+    assert order == [
+        *(("a", "open-80", 0), ("b", "open-80", 0), ("a", "chat", 0)),
+        *(("b", "open-80", 1), ("a", "open-80", 1), ("a", "chat", 1)),
+    ]
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def test_the_best_is_first_and_who_fails_requests_last(tmp_path: Path) -> None:
+    for seed, ttft in enumerate((100.0, 110.0, 120.0)):
+        kept(tmp_path, OPEN, "evenstep", seed, mean_ttft_ms=ttft)
+        kept(tmp_path, OPEN, "fast", seed, mean_ttft_ms=ttft - 10)
+        kept(tmp_path, OPEN, "failing", seed, mean_ttft_ms=1.0, completed=90, failed=10)
+    found = standings(OPEN, kept_parts(OPEN.name, tmp_path))
+    assert [each.entrant for each in found] == ["fast", "evenstep", "failing"]
+    told = found[1].of("mean_ttft_ms")
+    assert told is not None
+    assert told.mean == 110.0
+    assert told.half_width == pytest.approx(4.303 * 10 / 3**0.5)
+    judged = verdict(OPEN, found)
+    assert judged is not None
+    assert (judged.place, judged.of, judged.leads) == (2, 3, False)
+    assert judged.behind == pytest.approx(0.1)
+
+
+def test_most_tokens_are_first_where_those_count(tmp_path: Path) -> None:
+    load = WORKLOADS["decode-saturated"]
+    kept(tmp_path, load, "evenstep", 0, tokens_per_s=100.0)
+    kept(tmp_path, load, "other", 0, tokens_per_s=100 * (1 + LEADS / 2))
+    judged = verdict(load, standings(load, kept_parts(load.name, tmp_path)))
+    assert judged is not None
+    assert judged.place == 2
+    assert judged.leads
+
+
+def test_where_evenstep_is_behind_stands_at_the_top(tmp_path: Path) -> None:
+    for load, ttft in (("open-60", 90.0), ("open-95", 10.0), ("chat", 50.0)):
+        kept(tmp_path, WORKLOADS[load], "evenstep", 0, mean_ttft_ms=100.0 if ttft < 90 else 80.0)
+        kept(tmp_path, WORKLOADS[load], "other", 0, mean_ttft_ms=ttft)
+    summarize({"third": {"chat": "it needs more"}}, tmp_path)
+    text = league_text(tmp_path)
+    places = [line for line in text.splitlines() if " of 2" in line]
+    assert [line.split("](")[0].partition("[")[2] for line in places] == [
+        "open-95",
+        "chat",
+        "open-60",
+    ]
+    assert [line.startswith("| **") for line in places] == [True, True, False]
+    assert "| third | chat | it needs more |" in text
+    assert (tmp_path / "chat.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_empty_league_says_so(tmp_path: Path) -> None:
+    assert league_text(tmp_path) == "Nothing has been measured yet."
+
+
+def test_figures_of_a_run_without_answers() -> None:
+    found = figures(OPEN, Sent(tenants=["one"] * 10, results=[None] * 10), [], [0, 0, 0])
+    assert (found["lost"], found["failed"], found["completed"]) == (8, 8, 0)  # less the warm-up
+    assert found["mean_ttft_ms"] is None
