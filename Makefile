@@ -10,7 +10,7 @@ PURE := router/core/* engine_patches/admission/* loadgen/diagnose/analysis/* $(a
     recording/lines.py recording/recorder.py observe/observed.py)
 
 .NOTPARALLEL:
-.PHONY: help venv engine prometheus ray up up-envoy demo figures gpu test test-fast test-engine test-releases soak check format docs bench bench-router clean
+.PHONY: help venv engine prometheus ray up up-envoy demo figures gpu test test-fast test-engine test-releases soak check format docs bench bench-router league league-quick clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -126,6 +126,15 @@ bench: $(READY)  ## every script in tests/bench
 
 bench-router: $(READY)  ## CPU per token and per request, beside the Rust routers of the registry
 	$(BIN)/python tests/bench/bench_router.py
+
+LEAGUE_FLAGS ?=
+league: $(READY)  ## other routers before the same emulated engines (hours; goes on where it ended)
+	$(BIN)/python -m tests.bench.league $(LEAGUE_FLAGS)
+	@$(BIN)/python -m docs.generate
+
+league-quick: $(READY)  ## the league of four routers in two workloads
+	$(BIN)/python -m tests.bench.league --quick $(LEAGUE_FLAGS)
+	@$(BIN)/python -m docs.generate
 
 clean:  ## delete .venv, caches and build products (the engine stays)
 	rm -rf .venv .parts.log .units.log .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

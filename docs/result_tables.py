@@ -21,6 +21,7 @@ from loadgen.figures.studies.serving_study import (
 )
 from loadgen.figures.tables import Table
 from loadgen.report.intervals import paired
+from tests.bench.league.page import league_text
 
 # --- demo -----------------------------------------------------------------------------------------
 
@@ -240,6 +241,9 @@ def serving_rates() -> str:
     )
 
 
+_MOST_NAMES = 24
+
+
 def kept_files() -> Table:
     """Every kept file with its origin; parts of one origin together."""
     parts: dict[tuple[str, ...], list[str]] = {}
@@ -252,6 +256,8 @@ def kept_files() -> Table:
     rows = []
     for (name, *of), each in parts.items():
         names = ", ".join(part.removeprefix("studies/") for part in each)
+        if len(each) > _MOST_NAMES:
+            names = f"{len(each)} parts"
         rows.append((f"{name}: {names}" if names else name, *of))
     return words_table(("file under tests/data, parts", "engines", "date", "commit"), rows)
 
@@ -301,6 +307,7 @@ TEXTS: Mapping[str, Callable[[], str]] = {
     "serving, by rate": serving_rates,
     "demo comparison": demo_comparison,
     "hot prefix": prefix_tables.hot_prefix,
+    "league": league_text,
     "diagnosis before": lambda: diagnosis("before"),
     "diagnosis after": lambda: diagnosis("after"),
 }

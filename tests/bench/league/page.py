@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from docs.kept_figures import words_table
+from docs.measured import measured
 from loadgen.report.charts import COLOURS, finish, panels, save
 from loadgen.report.intervals import Estimate, estimate
-from loadgen.report.origin import Engines, origin, read_figures, write_figures
+from loadgen.report.origin import KEY, Engines, origin, read_figures, write_figures
 from tests.bench.league.parts import DATA, kept_parts
 from tests.bench.league.workloads import WORKLOADS, Workload
 
@@ -194,6 +195,7 @@ def _tables(tables: Tables, folder: Path) -> Iterator[str]:
             cells = [name, *(shown(each.of(column.key), column) for column in COLUMNS)]
             rows.append([f"**{cell}**" for cell in cells] if each.entrant == OURS else cells)
         yield words_table(("", *(column.title for column in COLUMNS)), rows).markdown() + "\n"
+        yield measured([part[KEY] for each in found for part in each.parts]) + "\n"
         if any(each.busy for each in found):
             yield "† the machine was too busy during a run; the next call repeats it.\n"
         if (folder / f"{workload.name}.png").exists():
