@@ -18,6 +18,7 @@ class Engines:
         block_tokens: of a KV block.
         model: what requests name.
         time_scale: wall seconds per engine second.
+        step_time: C, t_l, t_r and t_p of the engines, in engine seconds; empty: not told.
     """
 
     urls: Sequence[str]
@@ -27,6 +28,7 @@ class Engines:
     block_tokens: int
     model: str
     time_scale: float
+    step_time: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.engine.build import cache_folder, ensure, run
+from tests.bench.league.pins import PEERS
 
 KEY = "sk-bench-0123456789abcdef"
 ROUTER_CORE, OTHER_CORE = "0", "1"
@@ -76,7 +77,7 @@ def _rust(package: str, *program: str) -> Callable[[int, int, Fleet, Path], list
     return command
 
 
-_VLLM, _SGLANG = "vllm-router==0.1.17", "sglang-router==0.3.2"
+_VLLM, _SGLANG = PEERS["vllm-router"].package, PEERS["sglang-router"].package
 _LAUNCH = ("python", "-m", "sglang_router.launch_router", "--prometheus-host", "127.0.0.1")
 
 TARGETS = {
@@ -110,9 +111,14 @@ def installed(package: str) -> Path:
         pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--no-input"]
         run([*pip, package], f"{package} cannot be installed")
 
-    folder = cache_folder() / f"bench-{package.replace('==', '-')}"
+    folder = environment(package)
     ensure(folder, make)
     return folder
+
+
+def environment(package: str) -> Path:
+    """Where a package is, or would be."""
+    return cache_folder() / f"bench-{package.replace('==', '-')}"
 
 
 def processes(root: int) -> list[int]:

@@ -1,0 +1,103 @@
+"""``evenstep serve``: as it comes, and with the rules of other routers in its place."""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from math import log
+from pathlib import Path
+from types import MappingProxyType
+
+from tests.bench.league.entrant import Engines, Entrant, Running
+from tests.bench.league.starting import answer, router, samples, told
+from tests.support.server import free_port
+
+# As long as the other routers let a request wait; requests that may wait.
+PATIENCE_S, POOL = 600.0, 16_384
+STARVATION_S = 5.0
+
+_FIGURES = {
+    "evenstep_requests_assigned_total": (),
+    "evenstep_requests_total": ("outcome",),
+    "evenstep_snapshots_received_total": (),
+    "evenstep_engine_metrics_reads_total": (),
+    "evenstep_kv_event_messages_received_total": (),
+    "evenstep_prefix_prompt_tokens_total": (),
+    "evenstep_prefix_foretold_tokens_total": (),
+    "evenstep_prefix_found_tokens_total": (),
+    "evenstep_prefix_guessed_tokens_total": (),
+    "evenstep_step_cost_seconds": ("term",),
+    "evenstep_policy_errors_total": (),
+}
+
+# What tests/bench/tune_peer_rules.py found, by the seconds of a prompt token that it was tuned for.
+TUNED: Mapping[str, Mapping[float, str]] = MappingProxyType(
+    {
+        "kv_cost": MappingProxyType({5e-5: "64", 5e-6: "8"}),
+        "prefix_score": MappingProxyType({5e-5: "1,0.5,2", 5e-6: "1,2,2"}),
+    }
+)
+
+
+def weights(rule: str, engines: Engines) -> str:
+    """Those for the nearest cost of a prompt token; the costliest where none is told."""
+    by_cost = TUNED[rule]
+    cost = (*engines.step_time, 0.0, 0.0, 0.0, 0.0)[3] or max(by_cost)
+    return by_cost[min(by_cost, key=lambda each: abs(log(each / cost)))]
+
+
+def _routes(url: str, engines: Engines) -> bool:
+    """Whether every worker is up and has told its state, if it tells any."""
+    got = answer(f"{url}/health")
+    groups = {} if got is None else got.json()["groups"]
+    workers = [worker for group in groups.values() for worker in group["workers"]]
+    heard = [one for one in workers if one["up"] and one["snapshots"] in ("fresh", "none")]
+    return len(heard) == len(engines.workers)
+
+
+def _evenstep(name: str, what: str, *flags: str, tuned: str = "") -> Entrant:
+    @contextlib.contextmanager
+    def start(engines: Engines, folder: Path) -> Iterator[Running]:
+        port, scale = free_port(), engines.time_scale
+        url = f"http://127.0.0.1:{port}"
+        program = ["router.cli"]
+        if tuned:
+            program = ["tests.bench.league.tuned", f"{tuned}={weights(tuned, engines)}"]
+        command = [
+            *(sys.executable, "-m", *program),
+            *("serve", "--port", str(port), "--log-level", "warning"),
+            *(part for spec in engines.workers for part in ("--worker", spec)),
+            *("--queue-timeout", f"{PATIENCE_S * scale:g}", "--pool-size", str(POOL)),
+            *("--starvation", f"{STARVATION_S * scale:g}"),
+            *flags,
+        ]
+        with router(
+            command,
+            port,
+            folder / "router.log",
+            lambda: _routes(url, engines),
+            lambda: told(samples(f"{url}/metrics"), _FIGURES, engines),
+        ) as running:
+            yield running
+
+    return Entrant(f"evenstep {name}".strip(), "evenstep", " ".join(flags), what, start)
+
+
+def _rule(policy: str, what: str, *, tuned: bool = False) -> Entrant:
+    """A per-request rule, on arrival, as the routers that it is from have it."""
+    flags = ("--policy", policy, "--dispatch", "instant")
+    name = f"{policy} tuned" if tuned else policy
+    return _evenstep(name, what, *flags, tuned=policy if tuned else "")
+
+
+EVENSTEP = (
+    _evenstep("", "bfio: the whole pool at once, so that the fullest engine delays least"),
+    _rule("round_robin", "each engine in turn"),
+    _rule("least_tokens", "fewest KV tokens"),
+    _rule("prefix_score", "llm-d's score of cached prefix, queue and free KV memory"),
+    _rule("prefix_score", "the same, its weights tuned on conversations", tuned=True),
+    _rule("kv_cost", "NVIDIA Dynamo's cost: prompt tokens to compute plus resident tokens"),
+    _rule("kv_cost", "the same, its weight tuned on conversations", tuned=True),
+    _rule("least_prefill", "fewest prompt tokens to compute, as vLLM on TPU"),
+    _rule("lmetric", "least product of prompt tokens to compute and batch size"),
+    _rule("barrier_time", "least time added at the barrier, by the learned cost of a step"),
+)

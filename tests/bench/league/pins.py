@@ -1,0 +1,28 @@
+"""The peers' versions, from ``peers.toml``."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A product.
+
+    Attributes:
+        package: name and version of what pip installs; empty: it is not started.
+        url: of its source.
+        cannot: why it is not started.
+    """
+
+    url: str
+    package: str = ""
+    cannot: str = ""
+
+
+def _read() -> dict[str, Peer]:
+    text = Path(__file__).with_name("peers.toml").read_text(encoding="utf-8")
+    return {name: Peer(**fields) for name, fields in tomllib.loads(text).items()}
+
+
+PEERS = _read()

