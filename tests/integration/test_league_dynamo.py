@@ -8,6 +8,7 @@ import pytest
 
 from tests.bench.league import dynamo
 from tests.bench.league.entrant import Engines, Entrant, Running
+from tests.bench.league.prompts import Reader, token_ids
 from tests.bench.league.relay import Asked
 from tests.support.fleet import running_fleet
 from tests.support.server import free_port, wait_until
@@ -25,10 +26,11 @@ def await_blocks(running: Running, blocks: int) -> None:
 
 
 def test_tokens_are_the_engines_own() -> None:
-    tokenizer = dynamo.Tokenizer("emulated")
+    reader = Reader("emulated")
 
     def ids(path: str, body: str) -> list[int] | None:
-        return tokenizer.ids(Asked(0, path, body.encode(), 0.0))
+        parsed = reader.parsed(Asked(0, path, body.encode(), 0.0))
+        return None if parsed is None else token_ids(parsed)
 
     plain = ids("/v1/completions", '{"prompt": "abcdefgh", "max_tokens": 3}')
     chat = ids("/v1/chat/completions", '{"messages": [{"role": "user", "content": "abcdefgh"}]}')

@@ -24,10 +24,9 @@ import httpx
 import msgspec
 
 from deploy.engine.build import cache_folder, ensure, is_complete, run
-from loadgen.emulator.generation import Generation, Limits, RejectedError, parse_chat
-from loadgen.emulator.generation import parse_completion as parse_plain
 from router.engines.http_client import HttpClient
 from tests.bench.league.entrant import Engines, Entrant, Running
+from tests.bench.league.prompts import Reader, token_ids
 from tests.bench.league.relay import Asked, figures_of, read_json, relaying
 from tests.support.router_bench.targets import processes
 from tests.support.server import free_port, running, wait_until
@@ -41,7 +40,6 @@ worker_selection:
       type: dynamo-two-tier-cost-fn
 """
 _JSON = ((b"content-type", b"application/json"),)
-_LONGEST = 1 << 40
 _READY_S = 60.0
 
 
@@ -74,35 +72,12 @@ def installed() -> Path:
     return environment()
 
 
-class Tokenizer:
-    """Token ids of requests, as emulated engines number them."""
-
-    def __init__(self, model: str) -> None:
-        self._limits = Limits(model, _LONGEST, seed=0)
-
-    def parsed(self, asked: Asked) -> Generation | None:
-        """None: an engine would refuse it."""
-        parse = parse_chat if asked.path.startswith("/v1/chat/") else parse_plain
-        try:
-            return parse(asked.body, self._limits)
-        except RejectedError:
-            return None
-
-    def ids(self, asked: Asked) -> list[int] | None:
-        """Of the prompt; several prompts count as one after the other."""
-        parsed = self.parsed(asked)
-        if parsed is None:
-            return None
-        pairs = zip(parsed.contents, parsed.prompt_tokens, strict=True)
-        return [id_ for content, tokens in pairs for id_ in content.ids(0, tokens)]
-
-
 class _Chooser:
     """Asks the selection service at ``url``, and tells it how requests go on."""
 
     def __init__(self, url: str, model: str, client: HttpClient) -> None:
         self._url, self._model, self._client = url, model, client
-        self._tokenizer = Tokenizer(model)
+        self._reader = Reader(model)
         self._telling: set[asyncio.Task[None]] = set()
         self._sums = dict.fromkeys(
             ("compared_requests", "prompt_tokens", "foretold_tokens", "cached_tokens", "not_told"),
@@ -110,10 +85,14 @@ class _Chooser:
         )
 
     async def choose(self, asked: Asked) -> int:
-        ids = self._tokenizer.ids(asked)
-        if ids is None:
+        parsed = self._reader.parsed(asked)
+        if parsed is None:
             return 0  # the engine says what is wrong with it
-        body = {"selection_id": f"{asked.number}", "model_name": self._model, "token_ids": ids}
+        body = {
+            "selection_id": f"{asked.number}",
+            "model_name": self._model,
+            "token_ids": token_ids(parsed),
+        }
         try:
             answered = self._ask("POST", "/select_and_reserve", msgspec.json.encode(body))
             status, answer = await answered
