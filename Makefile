@@ -10,7 +10,7 @@ PURE := router/core/* engine_patches/admission/* loadgen/diagnose/analysis/* $(a
     recording/lines.py recording/recorder.py observe/observed.py)
 
 .NOTPARALLEL:
-.PHONY: help venv engine prometheus ray up up-envoy demo figures gpu test test-fast test-engine test-releases soak check format docs bench bench-router league league-quick clean
+.PHONY: help venv engine prometheus ray up up-envoy demo figures gpu test test-fast test-engine test-releases soak check format docs bench bench-router league league-quick evidence clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -135,6 +135,9 @@ league: $(READY)  ## other routers before the same emulated engines (hours; goes
 league-quick: $(READY)  ## the league of four routers in two workloads
 	$(BIN)/python -m tests.bench.league --quick $(LEAGUE_FLAGS)
 	@$(BIN)/python -m docs.generate
+
+evidence: $(READY)  ## measure stale figures again, the shortest first; MINUTES=30 bounds the time
+	@$(BIN)/python -m docs.evidence $(MINUTES:%=--minutes %)
 
 clean:  ## delete .venv, caches and build products (the engine stays)
 	rm -rf .venv .parts.log .units.log .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -31,6 +31,8 @@ SERVING = ("router/core", "router/dispatch", "router/engines", "router/http", "r
 EMULATION = ("loadgen/emulator", "loadgen/engine", "loadgen/model", "engine_patches")
 _PACKAGES = ("evenstep", "numpy", "numba")
 _PROSE = (".md", ".pyc")
+# Names the command line that this process is part of.
+COMMAND_VARIABLE = "FIGURES_COMMAND"
 _DEEPEST = 3
 # About those of the process: the scripts that measure import this module first.
 _BEGUN_S, _LOAD = time.monotonic(), os.getloadavg()
@@ -129,11 +131,14 @@ def commit() -> str:
     top, name = git("rev-parse", "--show-toplevel"), git("rev-parse", "HEAD")
     if not name or Path(top) != ROOT:
         return UNKNOWN
-    return f"{name} with changes" if git("status", "--porcelain", "-uno") else name
+    code = git("status", "--porcelain", "-uno", "--", ".", ":!tests/data", ":!*.md")
+    return f"{name} with changes" if code else name
 
 
 def command() -> str:
-    """Command line of this process, without paths of this machine alone."""
+    """Command line of this process, or the one it is part of; no paths of this machine alone."""
+    if (whole := os.environ.get(COMMAND_VARIABLE)) is not None:
+        return whole
     words = sys.orig_argv
     if words[1:] and Path(words[1]).name == "evenstep":
         return shlex.join(["evenstep", *map(_portable, words[2:])])

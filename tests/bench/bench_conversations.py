@@ -32,7 +32,7 @@ from typing import Any
 
 import openai
 
-from loadgen.report.origin import Engines, origin, read_figures, write_part
+from loadgen.report.origin import KEY, Engines, changed, origin, read_figures, write_part
 from tests.support.docs import pages, prose_lines, text_of
 from tests.support.engine import MODEL, READY_S, installation, metric, starting_engine
 from tests.support.engine_clients import client_of
@@ -252,8 +252,9 @@ def show(runs: Sequence[Run]) -> None:
 
 
 def kept_runs(file: Path, name: str) -> list[Any]:
-    """Those of earlier times."""
-    runs: list[Any] = read_figures(file).get(name, {}).get("runs", []) if file.exists() else []
+    """Those of earlier times, unless other code made them."""
+    part = read_figures(file).get(name) if file.exists() else None
+    runs: list[Any] = [] if part is None or changed(part[KEY]) else part["runs"]
     return runs
 
 

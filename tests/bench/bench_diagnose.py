@@ -20,8 +20,10 @@ from typing import Any
 from loadgen.emulator.emulator_settings import EmulatorSettings
 from loadgen.report.origin import (
     EMULATION,
+    KEY,
     SERVING,
     Engines,
+    changed,
     origin,
     read_figures,
     write_figures,
@@ -155,6 +157,8 @@ def main() -> None:
     given = options.parse_args()
     found: dict[str, Any] = {"time_scale": PLAIN.time_scale, "kinds": [], "switches": []}
     if given.only:
+        if changed(json.loads(given.json.read_text())[KEY]):
+            options.error("the rest is of other code: measure all of it, without --only")
         found = read_figures(given.json)
     header = origin(Engines.EMULATED, CODE, EmulatorSettings().described())
     if given.only in (None, "kinds"):

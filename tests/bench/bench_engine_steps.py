@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from loadgen.report.origin import KEY, Engines, origin, with_files, write_figures
+from loadgen.report.origin import KEY, Engines, origin, read_figures, with_files, write_figures
 from tests.support.engine import Installation, installation
 from tests.support.engine_steps import RECORDED, Recording, Report, Step, judged, recorded
 from tests.support.rank_steps import rank_steps, reading
@@ -54,8 +54,10 @@ def main() -> None:
     show(report)
     if given.json:
         header = origin(Engines.REAL, CODE, vllm=recording.origin["versions"]["vllm"])
-        of_steps = with_files(recording.origin, given.steps or RECORDED)
-        about = {"conditions": recording.conditions, "recorded": {KEY: of_steps}}
+        recorded_as = {KEY: with_files(recording.origin, given.steps or RECORDED)}
+        if given.replay and given.json.exists():
+            recorded_as = read_figures(given.json)["recorded"]
+        about = {"conditions": recording.conditions, "recorded": recorded_as}
         write_figures(given.json, {**about, **asdict(report)}, header)
 
 

@@ -115,9 +115,16 @@ def test_the_commit_is_this_repositorys_own(root: Path, monkeypatch: pytest.Monk
         name = ("-c", "user.name=x", "-c", "user.email=x@y")
         subprocess.run(["git", "-C", str(root), *name, *words], check=True, capture_output=True)
 
+    (root / "tests/data").mkdir(parents=True)
+    others = [root / "tests/data/a.json", root / "code/page.md"]
+    for file in others:
+        file.write_text("{}")
     git("init")
     git("add", ".")
     git("commit", "-m", "one")
+    assert len(commit()) == 40
+    for file in others:
+        file.write_text("[]")
     assert len(commit()) == 40
     (root / "code/a.py").write_text("")
     assert commit().endswith(" with changes")
@@ -182,5 +189,8 @@ def test_a_header_names_the_files_of_its_run(root: Path) -> None:
 def test_commands_can_be_given_elsewhere(
     root: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
 ) -> None:
+    monkeypatch.delenv(module.COMMAND_VARIABLE, raising=False)
     monkeypatch.setattr("sys.orig_argv", [word.replace("{root}", str(root)) for word in words])
     assert command() == told
+    monkeypatch.setenv(module.COMMAND_VARIABLE, "evenstep demo && cp a b")
+    assert command() == "evenstep demo && cp a b"
