@@ -28,6 +28,7 @@ TENANTS = replace(
     what="two tenants, and a rank that fails",
     sessions=partial(poisson, {"one": 20.0, "flood": 20.0}, 1.5, 8),
     time_scale=1.0,
+    tenants=True,
     faults=(FaultAt(1, "error", 0.0, 20.0),),
 )
 

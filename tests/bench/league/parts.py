@@ -26,7 +26,7 @@ from loadgen.run.child_processes import Child, free_ports
 from router.core.errors import EvenstepError
 from tests.bench.league.client import Client, Figures, Place, counters, figures
 from tests.bench.league.entrant import Engines, Entrant, Running
-from tests.bench.league.workloads import Workload
+from tests.bench.league.workloads import KEYS, Workload
 from tests.support.router_bench.targets import cpu_s, memory_mb
 
 DATA = ROOT / "tests/data/league"
@@ -79,7 +79,7 @@ def measured(entrant: Entrant, workload: Workload, seed: int, folder: Path) -> t
     """Figures of a part, and the engines' physics."""
     sessions, load = workload.sessions(seed), os.getloadavg()[0]
     with engines_of(workload, seed, folder) as (engines, told):
-        with entrant.start(engines, folder) as router:
+        with _keys(workload), entrant.start(engines, folder) as router:
             used_s = cpu_s(router.pids())
             place = Place(router.url, engines.urls, told["control"], engines.model)
             client = Client(workload, place)
@@ -106,6 +106,23 @@ def measured(entrant: Entrant, workload: Workload, seed: int, folder: Path) -> t
         },
         told["engines"],
     )
+
+
+@contextlib.contextmanager
+def _keys(workload: Workload) -> Iterator[None]:
+    """Where there are tenants, evenstep knows their keys; the other routers know of no tenants."""
+    if not workload.tenants:
+        yield
+        return
+    keys = ";".join(f"{tenant} {key}" for tenant, key in KEYS.items())
+    before = os.environ.get("EVENSTEP_API_KEYS")
+    os.environ["EVENSTEP_API_KEYS"] = keys
+    try:
+        yield
+    finally:
+        os.environ.pop("EVENSTEP_API_KEYS")
+        if before is not None:
+            os.environ["EVENSTEP_API_KEYS"] = before
 
 
 def _memory_mb(router: Running) -> float | None:

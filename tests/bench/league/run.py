@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import importlib.util
 import tempfile
 import time
 import traceback
@@ -9,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from deploy.engine.build import BuildError
 from loadgen.report.origin import commit
 from router.core.errors import EvenstepError
 from tests.bench.league.entrant import Entrant
@@ -20,16 +22,23 @@ QUICK_WORKLOADS = ("open-80", "chat")
 QUICK_ENTRANTS = (
     "vllm-router cache_aware",
     "vllm-router power_of_two",
-    "envoy least_request",
+    "envoy LEAST_REQUEST",
     "evenstep",
 )
+ENTRANT_MODULES = ("entrants", "dynamo", "predictor")
 # An entrant that fails so often does not start here.
 _MOST_FAILURES = 2
 
 
 def all_entrants() -> Mapping[str, Entrant]:
-    """Entrants by their names."""
-    found: Mapping[str, Entrant] = importlib.import_module("tests.bench.league.entrants").ENTRANTS
+    """Entrants by their names, of all modules that have some."""
+    found: dict[str, Entrant] = {}
+    for name in ENTRANT_MODULES:
+        if importlib.util.find_spec(f"tests.bench.league.{name}") is not None:
+            module = importlib.import_module(f"tests.bench.league.{name}")
+            listed = module.ENTRANTS
+            each = listed.values() if isinstance(listed, Mapping) else listed
+            found |= {entrant.name: entrant for entrant in each}
     return found
 
 
@@ -67,7 +76,7 @@ def run(
         try:
             with tempfile.TemporaryDirectory(prefix="evenstep-league-") as scratch:
                 part = measured(entrant, workload, seed, Path(scratch))
-        except (EvenstepError, OSError, ValueError) as error:
+        except (BuildError, EvenstepError, OSError, RuntimeError, ValueError) as error:
             failures[entrant.name] += 1
             print(f"failed: {error}", flush=True)
             traceback.print_exc()

@@ -72,6 +72,7 @@ class Workload:
         clients: that each wait for their answer; 0: requests come by their times.
         warmup: share of the requests, the first ones, that no figure counts.
         faults: during it.
+        tenants: whether there are several.
         first_by: figure by which entrants are ordered; ``-`` before it: the most is first.
     """
 
@@ -87,6 +88,7 @@ class Workload:
     clients: int = 0
     warmup: float = 0.2
     faults: Sequence[FaultAt] = ()
+    tenants: bool = False
     first_by: str = "mean_ttft_ms"
 
     def fingerprint(self, seed: int) -> str:
@@ -259,7 +261,7 @@ def _chat(name: str, what: str, ranks: int, sessions: int, scale: float) -> Work
     return Workload(
         name,
         what,
-        partial(chat, sessions, 14.0),
+        partial(chat, sessions, 6.0),
         *(ranks, 64, scale, (*_PROMPTS, "--kv-tokens", "200000"), 30.0, _SESSION_MS),
     )
 
@@ -282,7 +284,7 @@ _ALL = (
     Workload(
         "agents",
         "agents with one long system prompt, 16 at once, that call tools",
-        partial(agents, 10, 14.0),
+        partial(agents, 14, 14.0),
         *(8, 64, 1.0, (*_PROMPTS, "--kv-tokens", "200000"), 26.0, _SESSION_MS),
     ),
     Workload(
@@ -305,8 +307,9 @@ _ALL = (
     Workload(
         "tenants",
         "a quiet tenant, whose figures these are, beside one that sends more than ranks can serve",
-        partial(poisson, {"one": 3.0, "flood": 1.2 * CAPACITY}, 18.0, CAP_TOKENS),
+        partial(poisson, {"one": 5.0, "flood": 1.2 * CAPACITY}, 18.0, CAP_TOKENS),
         *(8, 24, 1.0, _PROMPTS, 36.0, _CONVERSATION_MS),
+        tenants=True,
     ),
 )
 WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in _ALL}
