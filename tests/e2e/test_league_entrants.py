@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from _pytest.mark import ParameterSet
 
 from deploy.engine.build import is_complete
 from loadgen.run.child_processes import Child
@@ -95,9 +96,17 @@ def test_evenstep_serves(name: str, tmp_path: Path) -> None:
     serves(ENTRANTS[name], tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, entrant in ENTRANTS.items() if entrant.peer != "evenstep"]
-)
+def _peers() -> Iterator[ParameterSet]:
+    """Each entrant of another product; all but its first one are slow."""
+    seen = set()
+    for name, entrant in ENTRANTS.items():
+        # Those behind the bench's relay have tests of their own.
+        if entrant.peer not in ("evenstep", "dynamo", "predictor"):
+            yield pytest.param(name, marks=[pytest.mark.slow] if entrant.peer in seen else [])
+            seen.add(entrant.peer)
+
+
+@pytest.mark.parametrize("name", [*_peers()])
 def test_a_peer_serves_where_it_is_installed(name: str, tmp_path: Path) -> None:
     entrant = ENTRANTS[name]
     if not is_complete(environment(PEERS[entrant.peer].package)):

@@ -26,12 +26,13 @@ import msgspec
 from deploy.engine.build import cache_folder, ensure, is_complete, run
 from router.engines.http_client import HttpClient
 from tests.bench.league.entrant import Engines, Entrant, Running
+from tests.bench.league.pins import PEERS
 from tests.bench.league.prompts import Reader, token_ids
 from tests.bench.league.relay import Asked, figures_of, read_json, relaying
 from tests.support.router_bench.targets import processes
 from tests.support.server import free_port, running, wait_until
 
-VERSION = "1.6.1"
+VERSION = PEERS["dynamo"].package.partition("==")[2]
 TWO_TIER = """\
 worker_selection:
   aggregated: two-tier

@@ -43,11 +43,12 @@ from tests.bench.league.latency_models import (
     boosted,
     ridge,
 )
+from tests.bench.league.pins import PEERS
 from tests.bench.league.prompts import Reader, token_ids
 from tests.bench.league.relay import Asked, figures_of, relaying
 from tests.support.router_bench.targets import processes
 
-PACKAGES = ("xgboost-cpu==3.2.0", "scipy==1.17.1")
+PACKAGES = PEERS["predictor"].packages
 SCRAPE_S, TRAIN_S, TRAINING_SHARE = 0.05, 1.0, 0.1
 LEAST_BLOCK_TOKENS = 64
 STRICT, LOOSE, PENALTY_MS = 0.99, 0.80, 5000.0

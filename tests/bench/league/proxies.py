@@ -131,7 +131,7 @@ def _envoy(policy: str, what: str) -> Entrant:
             yield running
 
     hashed = f", hash_policy header {SESSION}" if policy == "MAGLEV" else ""
-    return Entrant(f"envoy {policy}", "envoy", f"lb_policy {policy}{hashed}", what, start)
+    return Entrant(f"envoy {policy.lower()}", "envoy", f"lb_policy {policy}{hashed}", what, start)
 
 
 def haproxy_config(engines: Engines, port: int, stats: int, limit: int | None) -> str:

@@ -23,13 +23,14 @@ def engines(scale: float = 1.0, step_time: tuple[float, ...] = (5e-3, 1e-7, 0.0,
 
 def test_a_peer_is_pinned_to_one_version_or_says_why_it_cannot_run() -> None:
     for peer in PEERS.values():
-        assert re.fullmatch(r"[a-z-]+==\d+(\.\d+)+", peer.package) or peer.cannot
-        assert not (peer.package and peer.cannot)
+        pinned = [re.fullmatch(r"[a-z-]+==\d+(\.\d+)+", each) for each in peer.packages]
+        assert all(pinned)
+        assert bool(pinned) != bool(peer.cannot)
         assert peer.url.startswith("https://")
 
 
 def test_versions_stand_in_one_place() -> None:
-    pins = [peer.package for peer in PEERS.values() if peer.package]
+    pins = [package for peer in PEERS.values() for package in peer.packages]
     assert pins
     for folder in ("router", "loadgen", "engine_patches", "deploy", "tests"):
         for file in (ROOT / folder).rglob("*.py"):
@@ -41,13 +42,13 @@ def test_an_entrant_is_of_a_peer_that_runs_and_tells_how_it_chose() -> None:
     for name, entrant in ENTRANTS.items():
         assert entrant.name == name
         assert name == entrant.peer or name.startswith(f"{entrant.peer} ")
-        assert entrant.peer == "evenstep" or PEERS[entrant.peer].package
+        assert entrant.peer == "evenstep" or PEERS[entrant.peer].packages
         assert entrant.what
         assert entrant.flags or name == "evenstep"
 
 
 def test_every_peer_that_runs_stands_in_the_league() -> None:
-    runs = {name for name, peer in PEERS.items() if peer.package}
+    runs = {name for name, peer in PEERS.items() if peer.packages}
     assert runs == {entrant.peer for entrant in ENTRANTS.values()} - {"evenstep"}
 
 
