@@ -1,6 +1,6 @@
 """One of four emulated workers answers 500 at once: what clients see, with the breaker and without.
 
-python tests/bench/bench_black_hole.py [--requests 600]
+python tests/bench/bench_black_hole.py [--requests 600] [--json FILE]
 """
 
 import argparse
@@ -10,10 +10,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
 from router.engines.http_client import HttpClient
 from tests.support.chaos import SLOTS, Seen, ask, body, cluster
 from tests.support.server import Server
 
+CODE = (*SERVING, *EMULATION, "tests/support/chaos.py", "tests/bench/bench_black_hole.py")
 WORKERS = 4
 WAYS = {
     "no retries, no breaker": ("--max-attempts", "1", "--max-ejected", "0"),
@@ -40,7 +42,9 @@ async def serve(router: Server, requests: int) -> tuple[Counter[str], float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=600)
-    requests = parser.parse_args().requests
+    parser.add_argument("--json", type=Path, help="file for what was measured")
+    given = parser.parse_args()
+    requests, found = given.requests, {}
     for name, flags in WAYS.items():
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -55,6 +59,14 @@ def main() -> None:
                 f"{statuses['200'] / seconds:.0f} answered/s",
                 flush=True,
             )
+            found[name] = {
+                "failed": requests - statuses["200"],
+                "asked_anew": int(float(returned.split()[0])),
+                "answered_per_s": round(statuses["200"] / seconds, 1),
+            }
+    if given.json:
+        figures = {"requests": requests, "workers": WORKERS, "ways": found}
+        write_figures(given.json, figures, origin(Engines.EMULATED, CODE))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the limits and checks of a request cost: CPU of a server with them, and with uvicorn's own.
 
-    python tests/bench/bench_http_front.py [--requests 10000] [--rounds 9]
+    python tests/bench/bench_http_front.py [--requests 10000] [--rounds 9] [--json FILE]
 
 Two servers of the same small application, which answers without a router behind it, so that the
 difference is as large as it can be; both asked in turns, over eight connections.
@@ -19,10 +19,12 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from loadgen.report.origin import Engines, origin, write_figures
 from router.http.listening import listen, server_config
 from router.http.port import HttpLimits
 from tests.support.server import Server, free_port, running
 
+CODE = ("router/http", "tests/bench/bench_http_front.py")
 _BODY = b'{"model": "tiny", "prompt": "' + b"x" * 400 + b'", "max_tokens": 16}'
 _FIELDS = (
     b"Host: 127.0.0.1:8000",
@@ -57,6 +59,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=9)
     options.add_argument("--serve", choices=("plain", "limited"))
     options.add_argument("--port", type=int)
+    options.add_argument("--json", type=Path, help="file for what was measured")
     given = options.parse_args()
     if given.serve:
         serve(given.port, limited=given.serve == "limited")
@@ -77,6 +80,10 @@ def main() -> None:
         f"difference: {median(pairs) * scale:+.3f} (pairs {min(pairs) * scale:+.3f} to "
         f"{max(pairs) * scale:+.3f}), {median(pairs) * scale * 100:+.1f} us a request"
     )
+    if given.json:
+        pairs_us = sorted(round(pair * scale * 100, 1) for pair in pairs)
+        figures = {"requests": given.requests, "more_us_per_request": pairs_us}
+        write_figures(given.json, figures, origin(Engines.EMULATED, CODE))
 
 
 def serve(port: int, *, limited: bool) -> None:

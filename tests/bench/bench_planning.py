@@ -1,6 +1,6 @@
 """How long it takes to plan the chains of a large fleet, tuning over the reserved slots included.
 
-    python tests/bench/bench_planning.py [--servers 1000] [--blocks 200]
+    python tests/bench/bench_planning.py [--servers 1000] [--blocks 200] [--json FILE]
 
 GPUs of six types at random distances, from few arrivals to more than the fleet can serve; then the
 worst case, servers no two of which have one memory or speed. One core, processor time.
@@ -8,13 +8,16 @@ worst case, servers no two of which have one memory or speed. One core, processo
 
 import argparse
 import time
+from pathlib import Path
 from random import Random
 
+from loadgen.report.origin import Engines, origin, write_figures
 from router.core.placement.bounds import response_bounds
 from router.core.placement.model import Model, Server, total_rate
 from router.core.placement.tuning import compose
 from tests.support.placements import GB, mixed_servers
 
+CODE = ("router/core/placement", "tests/support/placements.py", "tests/bench/bench_planning.py")
 TYPES = [(80, 0.016), (48, 0.024), (40, 0.020), (24, 0.031), (20, 0.035), (16, 0.040)]
 LOADS = (0.01, 0.1, 0.4, 0.6, 0.8, 1.2)
 BLOCK_BYTES = 800_000_000
@@ -26,16 +29,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--servers", type=int, default=1000)
     parser.add_argument("--blocks", type=int, default=200)
+    parser.add_argument("--json", type=Path, help="file for what was measured")
     asked = parser.parse_args()
+    took_s = {}
     model = Model(asked.blocks, BLOCK_BYTES, SLOT_BYTES)
     print(f"{asked.servers} servers, {asked.blocks} blocks")
     for name, servers in (
         ("six types of GPU", mixed_servers(Random(1), asked.servers, TYPES)),
         ("all different", different_servers(Random(1), asked.servers)),
     ):
-        plan(name, model, servers)
+        took_s[name] = plan(name, model, servers)
     for count in JOB_SERVERS:
         bound(count)
+    if asked.json:
+        figures = {"servers": asked.servers, "blocks": asked.blocks, "loads": LOADS}
+        write_figures(asked.json, figures | {"cpu_s": took_s}, origin(Engines.SIMULATED, CODE))
 
 
 def different_servers(rng: Random, count: int) -> list[Server]:
@@ -51,17 +59,21 @@ def different_servers(rng: Random, count: int) -> list[Server]:
     ]
 
 
-def plan(name: str, model: Model, servers: list[Server]) -> None:
+def plan(name: str, model: Model, servers: list[Server]) -> list[float]:
+    """Seconds of CPU at each load."""
+    times = []
     most = total_rate(compose(model, servers, 1e9, overlapping=False).disjoint)
     for load in LOADS:
         start_s = time.process_time()
         found = compose(model, servers, load * most)
         took_s = time.process_time() - start_s
+        times.append(round(took_s, 3))
         print(
             f"{name}, load {load:g}: {took_s:.2f} s; {found.reserved_slots} slots reserved, "
             f"{len(found.disjoint)} disjoint and {len(found.overlapping)} overlapping chains, "
             f"response {found.bounds.lower_s:.3f} to {found.bounds.upper_s:.3f} s"
         )
+    return times
 
 
 def bound(count: int) -> None:

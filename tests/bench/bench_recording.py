@@ -1,18 +1,25 @@
 """What recording costs a router: CPU per step and per request, and bytes of the file.
 
 python tests/bench/bench_recording.py [--workers 64] [--running 64] [--steps 2000]
+    [--json FILE]
 """
 
 import argparse
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+from loadgen.report.origin import Engines, origin, write_figures
 from router.core.events import Arrived, Dispatched, Ended, Event, SnapshotReceived, WorkerUp
 from router.core.state.cluster import Cluster
 from router.core.types import Outcome, WorkerSpec
 from router.recording.recorder import Recorder, Setting
 from tests.support.core import request, running, snapshot
 
+CODE = (
+    *("router/core/state", "router/recording", "tests/support/core.py"),
+    "tests/bench/bench_recording.py",
+)
 REQUESTS = 5000
 
 
@@ -67,6 +74,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--running", type=int, default=64)
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--json", type=Path, help="file for what was measured")
     options = parser.parse_args()
     rounds = [
         (measure(options, recording=False), measure(options, recording=True)) for _ in range(5)
@@ -75,6 +83,7 @@ def main() -> None:
     on = [min(row[1][column] for row in rounds) for column in range(2)]
     bytes_each = rounds[0][1][2:]
     print(f"{options.workers} workers, {options.running} requests on each; best of {len(rounds)}")
+    rows = {}
     for what, without, with_it, size in zip(
         ("a step", "a request"), off, on, bytes_each, strict=True
     ):
@@ -82,6 +91,10 @@ def main() -> None:
             f"{what}: {without:.1f} us of the cluster's own, {with_it - without:+.1f} us recorded, "
             f"{size:.0f} bytes"
         )
+        rows[what] = {"us": round(with_it - without, 2), "bytes": round(size)}
+    if options.json:
+        figures = {"workers": options.workers, "running": options.running, **rows}
+        write_figures(options.json, figures, origin(Engines.EMULATED, CODE))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Whether requests that would be refused for their targets would indeed have missed them.
 
     python tests/bench/bench_refusals.py [--trace mooncake-synthetic] [--rate 3.8] [--requests 400]
-        [--workers 4] [--slots 128] [--time-scale 2] [--targets 0.5,1,3] [--seed 0]
+        [--workers 4] [--slots 128] [--time-scale 2] [--targets 0.5,1,3] [--seed 0] [--json FILE]
 
 Emulated engines that compute prompts, behind one barrier, and real HTTP. The router refuses
 nothing: it notes when each first token was expected, and when it came. Seconds are the engines'.
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_part
 from loadgen.run.child_processes import Child
 from router.cli import main as evenstep
 from router.core.state.first_token import expected_s
@@ -24,6 +25,7 @@ from router.dispatch.group_queue import SURELY_LATE, GroupQueue
 from tests.support.fleet import running_fleet, worker_flags
 from tests.support.server import free_port, running
 
+CODE = (*SERVING, *EMULATION, "loadgen/replay", "tests/bench/bench_refusals.py")
 _NOTES = "BENCH_REFUSALS_NOTES"
 _COST = "5e-3,9.5e-8,0,5e-5"
 
@@ -38,7 +40,9 @@ def main() -> None:
     options.add_argument("--time-scale", type=float, default=2.0)
     options.add_argument("--targets", default="0.5,1,3")
     options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--json", type=Path, help="file for what was measured")
     given = options.parse_args()
+    rows = []
     with tempfile.TemporaryDirectory() as name:
         notes = run(given, Path(name))
     expected, came = np.array(notes).T / given.time_scale
@@ -49,6 +53,11 @@ def main() -> None:
         caught = (refused & late).sum() / max(1, late.sum())
         in_time = (refused & ~late).sum()
         print(f"{target:9g}  {late.sum():4}  {refused.sum():7}  {in_time:16}  {caught:26.0%}")
+        row = {"late": late.sum(), "refused": refused.sum(), "in_time": in_time}
+        rows.append({"target_s": target} | {name: int(number) for name, number in row.items()})
+    if given.json:
+        part = {"requests": len(notes), "rate": given.rate, "targets": rows}
+        write_part(given.json, given.trace, part, origin(Engines.EMULATED, CODE))
 
 
 def run(given: argparse.Namespace, folder: Path) -> list[list[float]]:
