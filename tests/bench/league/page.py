@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.kept_figures import words_table
+from docs.markdown import code
 from docs.measured import measured
 from loadgen.report.charts import COLOURS, finish, panels, save
 from loadgen.report.intervals import Estimate, estimate
@@ -155,7 +156,9 @@ def league_text(folder: Path = DATA) -> str:
     ]
     if not tables:
         return "Nothing has been measured yet."
-    return "\n".join([*_places(tables), *_tables(tables, folder), *_left_out(folder)]).rstrip()
+    return "\n".join(
+        [*_places(tables), *_tables(tables, folder), *_entrants(tables), *_left_out(folder)]
+    ).rstrip()
 
 
 def _places(tables: Tables) -> Iterator[str]:
@@ -200,6 +203,22 @@ def _tables(tables: Tables, folder: Path) -> Iterator[str]:
             yield "† the machine was too busy during a run; the next call repeats it.\n"
         if (folder / f"{workload.name}.png").exists():
             yield f"![{workload.name}](../../tests/data/league/{workload.name}.png)\n"
+
+
+def _entrants(tables: Tables) -> Iterator[str]:
+    """What each was started with."""
+    parts = {each.entrant: each.parts[-1] for _, found in tables for each in found}
+    rows = [
+        (
+            name,
+            ", ".join(part["packages"]),
+            code(part["flags"]) if part["flags"] else "",
+            part["what"],
+        )
+        for name, part in sorted(parts.items())
+    ]
+    yield "## Entrants\n"
+    yield words_table(("", "of PyPI", "flags", "where a request goes"), rows).markdown() + "\n"
 
 
 def _left_out(folder: Path) -> Iterator[str]:

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from loadgen.report.origin import (
 from loadgen.report.origin import Engines as Physics
 from loadgen.run.child_processes import Child, free_ports
 from router.core.errors import EvenstepError
+from router.core.step_time import numbers
 from tests.bench.league.client import Client, Figures, Place, counters, figures
 from tests.bench.league.entrant import Engines, Entrant, Running
+from tests.bench.league.pins import PEERS
 from tests.bench.league.workloads import KEYS, Workload
 from tests.support.router_bench.targets import cpu_s, memory_mb
 
@@ -50,8 +53,9 @@ def engines_of(workload: Workload, seed: int, folder: Path) -> Iterator[tuple[En
     ranks = workload.ranks
     first = free_ports(4 * ranks + 1)  # HTTP, the fault port, two of state, one of KV events
     ready = folder / "fleet.json"
+    step_time = dict(pairwise(workload.fleet))["--step-time"]
     flags = [
-        *("-m", "router.cli", "emulate"),
+        *("-m", "tests.bench.league.rendering", "emulate"),
         *("--workers", str(ranks), "--slots", str(workload.slots)),
         *("--port", str(first), "--kv-events-port", str(first + 3 * ranks + 1)),
         *("--time-scale", f"{workload.time_scale:g}", "--seed", str(seed)),
@@ -70,6 +74,7 @@ def engines_of(workload: Workload, seed: int, folder: Path) -> Iterator[tuple[En
                 block_tokens=told["engines"]["block_tokens"],
                 model=told["model"],
                 time_scale=workload.time_scale,
+                step_time=numbers("--step-time", step_time),
             ),
             told,
         )
@@ -96,7 +101,7 @@ def measured(entrant: Entrant, workload: Workload, seed: int, folder: Path) -> t
         {
             "flags": entrant.flags,
             "what": entrant.what,
-            "peer": entrant.peer,
+            "packages": packages_of(entrant),
             "requests_are": workload.fingerprint(seed),
             "time_scale": workload.time_scale,
             **found,
@@ -139,6 +144,11 @@ def _evidence(router: Running) -> Mapping[str, float] | str:
         return repr(error)[:200]
 
 
+def packages_of(entrant: Entrant) -> list[str]:
+    """Names and versions of what is installed of a peer; none of evenstep."""
+    return list(PEERS[entrant.peer].packages) if entrant.peer in PEERS else []
+
+
 # --- kept parts -----------------------------------------------------------------------------------
 
 
@@ -154,13 +164,12 @@ def kept_parts(workload: str, folder: Path = DATA) -> dict[str, Document]:
 
 
 def is_due(entrant: Entrant, workload: Workload, seed: int, kept: Mapping[str, Document]) -> bool:
-    """Whether a part is missing, stale, of other requests or flags, or was disturbed."""
+    """Whether a part is missing, stale, disturbed, or of other requests, flags or versions."""
     part = kept.get(part_name(entrant.name, seed))
     if part is None or part["busy"] or changed(part[KEY]):
         return True
-    return bool(
-        part["flags"] != entrant.flags or part["requests_are"] != workload.fingerprint(seed)
-    )
+    told = part["flags"], part["packages"], part["requests_are"]
+    return told != (entrant.flags, packages_of(entrant), workload.fingerprint(seed))
 
 
 def keep(

@@ -1,8 +1,6 @@
 """The league: every entrant before every workload, part by part; goes on where it ended."""
 
 import argparse
-import importlib
-import importlib.util
 import tempfile
 import time
 import traceback
@@ -14,32 +12,21 @@ from deploy.engine.build import BuildError
 from loadgen.report.origin import commit
 from router.core.errors import EvenstepError
 from tests.bench.league.entrant import Entrant
+from tests.bench.league.entrants import ENTRANTS
 from tests.bench.league.page import summarize
 from tests.bench.league.parts import DATA, is_due, keep, kept_parts, measured
+from tests.bench.league.pins import PEERS
 from tests.bench.league.workloads import WORKLOADS, Workload
 
 QUICK_WORKLOADS = ("open-80", "chat")
 QUICK_ENTRANTS = (
     "vllm-router cache_aware",
     "vllm-router power_of_two",
-    "envoy LEAST_REQUEST",
+    "envoy least_request",
     "evenstep",
 )
-ENTRANT_MODULES = ("entrants", "dynamo", "predictor")
 # An entrant that fails so often does not start here.
 _MOST_FAILURES = 2
-
-
-def all_entrants() -> Mapping[str, Entrant]:
-    """Entrants by their names, of all modules that have some."""
-    found: dict[str, Entrant] = {}
-    for name in ENTRANT_MODULES:
-        if importlib.util.find_spec(f"tests.bench.league.{name}") is not None:
-            module = importlib.import_module(f"tests.bench.league.{name}")
-            listed = module.ENTRANTS
-            each = listed.values() if isinstance(listed, Mapping) else listed
-            found |= {entrant.name: entrant for entrant in each}
-    return found
 
 
 def parts_of(
@@ -119,7 +106,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--minutes", type=float, default=600.0, help="begins no part after them")
     given = parser.parse_args()
-    known = all_entrants()
+    known = ENTRANTS
     names = given.entrants or (QUICK_ENTRANTS if given.quick else [*known])
     loads = given.workloads or (QUICK_WORKLOADS if given.quick else [*WORKLOADS])
     for name, among in (*((name, known) for name in names), *((load, WORKLOADS) for load in loads)):
@@ -135,5 +122,8 @@ def main() -> None:
             given.minutes,
         )
     finally:
-        summarize({each.name: each.cannot for each in known.values() if each.cannot})
+        left_out = {each.name: dict(each.cannot) for each in known.values() if each.cannot}
+        summarize(
+            left_out | {name: {"all": peer.cannot} for name, peer in PEERS.items() if peer.cannot}
+        )
     raise SystemExit(1 if failed else 0)

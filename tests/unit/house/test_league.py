@@ -95,6 +95,8 @@ def test_lengths_are_not_told_to_routers_by_more_than_the_hidden_field() -> None
 def part(workload: Workload, seed: int, **changed: object) -> dict[str, Any]:
     return {
         "flags": "",
+        "packages": [],
+        "what": "chooses",
         "requests_are": workload.fingerprint(seed),
         "busy": False,
         "completed": 100,
@@ -120,7 +122,8 @@ def test_a_kept_part_is_not_measured_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", [{"busy": True}, {"flags": "--other"}, {"requests_are": "others"}]
+    "changed",
+    [{"busy": True}, {"flags": "--other"}, {"packages": ["b==2"]}, {"requests_are": "others"}],
 )
 def test_a_part_of_something_else_is_measured_again(
     tmp_path: Path, changed: Mapping[str, object]
