@@ -1,11 +1,14 @@
 """Dynamo's selection service before emulated engines: whether their state reaches it."""
 
+import json
+import math
 import random
 from pathlib import Path
 
 import httpx
 import pytest
 
+from loadgen.emulator.prompt_content import Content, whole_tokens
 from tests.bench.league import dynamo
 from tests.bench.league.entrant import Engines, Entrant, Running
 from tests.bench.league.prompts import Reader, token_ids
@@ -38,6 +41,12 @@ def test_tokens_are_the_engines_own() -> None:
     assert chat is not None
     assert len(plain) == 2
     assert chat[-2:] == plain
+    assert plain == Content("abcdefgh").ids(0, 2)
+    for prompt in ("a fair number of words", "zwölf Äpfel", text(1, 300)):
+        parsed = reader.parsed(Asked(0, "", json.dumps({"prompt": prompt}).encode(), 0.0))
+        assert parsed is not None
+        tokens = Content(whole_tokens(prompt)).ids(0, math.ceil(len(prompt) / 4))
+        assert token_ids(parsed) == tokens
     assert ids("/v1/completions", '{"prompt": [7, 8, 9]}') == [7, 8, 9]
     assert ids("/v1/completions", '{"prompt": []}') is None
 

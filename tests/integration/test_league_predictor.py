@@ -38,7 +38,7 @@ class Bench:
 
     def __init__(self) -> None:
         prefixes = Prefixes(BLOCK, [1000, 1000])
-        self.predictor = Predictor(["a", "b"], ridge, "emulated", prefixes, 1.0)
+        self.predictor = Predictor(["a", "b"], ridge, "emulated", prefixes, 5000.0)
         self.waiting = [0, 0]
         self._numbers = iter(range(10**6))
 
@@ -151,6 +151,13 @@ def test_an_engine_with_the_prompt_is_left_when_it_is_that_much_slower() -> None
     assert sticky([holder, other], 0.8, 5000.0) == [holder, other]
     assert sticky([holder, other], 0.8, 5100.0) == [holder]
     assert sticky([holder, other], 0.95, 5100.0) == [holder, other]
+
+
+def test_without_filters_latency_alone_decides() -> None:
+    slow, fast = candidate(0, 1.0, 400.0), candidate(1, 0.0, 50.0)
+    draw = random.Random(0)
+    assert {pick([slow, fast], 5000.0, draw) for _ in range(20)} == {0}
+    assert Counter(pick([slow, fast], None, draw) for _ in range(100))[1] > 95
 
 
 def test_scores_weigh_both_latencies() -> None:

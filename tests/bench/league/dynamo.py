@@ -214,11 +214,14 @@ def _evidence(relay: str, service: str) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _start(policy: str, engines: Engines, folder: Path) -> Iterator[Running]:
+def _start(policy: str, predicted_s: float, engines: Engines, folder: Path) -> Iterator[Running]:
     python = installed() / "bin" / "python"
     port = free_port()
     command = [str(python), "-m", "dynamo.select_service", "--port", str(port)]
     environ = {"DYN_LOG": "warn"}
+    if predicted_s:
+        lives_s = predicted_s * engines.time_scale
+        environ["DYN_ROUTER_PREDICTED_TTL_SECS"] = f"{lives_s:g}"
     if policy:
         file = folder / "dynamo-policy.yaml"
         file.write_text(policy)
@@ -234,6 +237,9 @@ def _start(policy: str, engines: Engines, folder: Path) -> Iterator[Running]:
             )
 
 
+_CANNOT = {
+    "faults": "which engines live it hears from Dynamo's own runtime, which does not run here",
+}
 _BEHIND = "behind the bench's relay, which tells it each prompt's end and each request's end"
 ENTRANTS = (
     Entrant(
@@ -242,7 +248,17 @@ ENTRANTS = (
         "python -m dynamo.select_service",
         "lowest cost: prompt tokens that KV events do not show as cached, those of prompts under "
         f"way, and KV blocks of active requests, all in blocks; {_BEHIND}",
-        partial(_start, ""),
+        partial(_start, "", 0.0),
+        _CANNOT,
+    ),
+    Entrant(
+        "dynamo kv predicted",
+        "dynamo",
+        "DYN_ROUTER_PREDICTED_TTL_SECS=5 engine seconds",
+        "the same, and for 5 s a prompt counts as cached where it was sent, as Dynamo's guide has "
+        f"it for bursts that begin alike; {_BEHIND}",
+        partial(_start, "", 5.0),
+        _CANNOT,
     ),
     Entrant(
         "dynamo two-tier",
@@ -250,6 +266,7 @@ ENTRANTS = (
         "DYN_ROUTER_POLICY_CONFIG: worker_selection type dynamo-two-tier-cost-fn",
         "fewest active requests if the spread exceeds 32 and a tenth; else, if KV events show more "
         f"than half of the prompt as cached, the engine with most of it; {_BEHIND}",
-        partial(_start, TWO_TIER),
+        partial(_start, TWO_TIER, 0.0),
+        _CANNOT,
     ),
 )

@@ -98,9 +98,11 @@ def scores(candidates: Sequence[Candidate]) -> list[float]:
     return scored
 
 
-def pick(candidates: Sequence[Candidate], penalty_ms: float, draw: random.Random) -> int:
-    """The worker: filters, idle engines before others, and a draw by score."""
-    left = sticky(sticky(candidates, STRICT, penalty_ms), LOOSE, penalty_ms)
+def pick(candidates: Sequence[Candidate], penalty_ms: float | None, draw: random.Random) -> int:
+    """The worker: filters, unless None, idle engines before others, and a draw by score."""
+    left = list(candidates)
+    if penalty_ms is not None:
+        left = sticky(sticky(left, STRICT, penalty_ms), LOOSE, penalty_ms)
     left = [each for each in left if not each.requests] or left
     keys = [(draw.random() or 1e-10) ** (1 / score) for score in scores(left)]
     return left[keys.index(max(keys))].worker
@@ -160,14 +162,19 @@ class _Engine:
 
 
 class Predictor:
-    """The chooser; ``fit`` makes its models."""
+    """The chooser; ``fit`` makes its models; ``penalty_ms``: see ``pick``."""
 
     def __init__(
-        self, urls: Sequence[str], fit: Fit, model: str, prefixes: Prefixes, time_scale: float
+        self,
+        urls: Sequence[str],
+        fit: Fit,
+        model: str,
+        prefixes: Prefixes,
+        penalty_ms: float | None,
     ) -> None:
         self.engines = [_Engine(url) for url in urls]
         self._reader, self._prefixes = Reader(model), prefixes
-        self._penalty_ms = PENALTY_MS * time_scale
+        self._penalty_ms = penalty_ms
         self._draw = random.Random(0)
         self.ttft, self.tpot = Model(fit), Model(fit)
         self._samples = {self.ttft: Samples(), self.tpot: Samples()}
@@ -295,13 +302,14 @@ async def _train(predictor: Predictor, every_s: float) -> None:
 
 @contextlib.asynccontextmanager
 async def chooser(urls: Sequence[str], settings: Mapping[str, Any]) -> AsyncIterator[Predictor]:
-    """A ``MakeChooser``; settings: ``model``, ``block_tokens``, ``time_scale``, ``packages``."""
+    """A ``MakeChooser``; settings: what ``_start`` gives it."""
     client, scale = HttpClient(), float(settings["time_scale"])
     found = [_BLOCKS.search(await _read(client, url)) for url in urls]
     capacities = [int(blocks[1]) if blocks else 31_250 for blocks in found]
     prefixes = Prefixes(max(LEAST_BLOCK_TOKENS, settings["block_tokens"]), capacities)
     fit = boosted(settings["packages"]) if settings["packages"] else ridge
-    predictor = Predictor(urls, fit, settings["model"], prefixes, scale)
+    penalty_ms = PENALTY_MS * scale if settings["filters"] else None
+    predictor = Predictor(urls, fit, settings["model"], prefixes, penalty_ms)
     async with asyncio.TaskGroup() as beside:
         tasks = [
             beside.create_task(_scrape(client, predictor, worker, SCRAPE_S * scale))
@@ -336,11 +344,12 @@ def installed() -> Path:
 
 
 @contextlib.contextmanager
-def _start(boosts: bool, engines: Engines, folder: Path) -> Iterator[Running]:
+def _start(boosts: bool, filters: bool, engines: Engines, folder: Path) -> Iterator[Running]:
     settings = {
         "model": engines.model,
         "block_tokens": engines.block_tokens,
         "time_scale": engines.time_scale,
+        "filters": filters,
         "packages": str(installed()) if boosts else "",
     }
     with relaying(engines.urls, folder, f"{__name__}:chooser", settings) as relay:
@@ -349,24 +358,34 @@ def _start(boosts: bool, engines: Engines, folder: Path) -> Iterator[Running]:
         )
 
 
+_CANNOT = {
+    "faults": "which engines live llm-d hears from Kubernetes, which does not run here",
+}
 _WHAT = (
-    "least predicted latency, drawn by score among engines that were sent the prompt before; "
-    "in the manner of llm-d's latency predictor, whose picker cannot run here; the predictor is "
-    "inside the bench's relay, so that CPU and memory are those of both"
+    "least predicted latency, drawn by score{}; in the manner of llm-d's latency predictor, whose "
+    "picker cannot run here; the predictor is inside the bench's relay, so that CPU and memory are "
+    "those of both"
 )
+_STICKY = (
+    " among engines that were sent most of the prompt before, unless their first token is "
+    "predicted 5 s later than others'"
+)
+
+
+def _entrant(name: str, model: str, boosts: bool, filters: bool) -> Entrant:
+    without = "" if filters else ", without prefix-cache-affinity-filter"
+    return Entrant(
+        f"predictor {name}",
+        "predictor",
+        f"latencyPredictor of llm-d's chart, streamingMode, {model}{without}",
+        _WHAT.format(_STICKY if filters else ""),
+        partial(_start, boosts, filters),
+        _CANNOT,
+    )
+
+
 ENTRANTS = (
-    Entrant(
-        "predictor XGBoost",
-        "predictor",
-        "latencyPredictor of llm-d's chart, streamingMode, XGBoost",
-        _WHAT,
-        partial(_start, True),
-    ),
-    Entrant(
-        "predictor ridge",
-        "predictor",
-        "latencyPredictor of llm-d's chart, streamingMode, Bayesian ridge",
-        _WHAT,
-        partial(_start, False),
-    ),
+    _entrant("XGBoost", "XGBoost", True, True),
+    _entrant("XGBoost latency alone", "XGBoost", True, False),
+    _entrant("ridge", "Bayesian ridge", False, True),
 )
