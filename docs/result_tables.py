@@ -8,7 +8,7 @@ from docs import decision_tables, engine_tables, prefix_tables, prompt_tables
 from docs.goodput_tables import goodput, groups_latency, large_fleets
 from docs.kept_figures import Figures, Row, kept, words_table
 from docs.stale_figures import DATA, kept_headers
-from loadgen.demo.worlds import SUBJECT
+from loadgen.demo.worlds import DECODE, SUBJECT
 from loadgen.figures.figures_document import outcomes_of
 from loadgen.figures.studies import STUDIES
 from loadgen.figures.studies.serving_study import (
@@ -70,6 +70,21 @@ def demo_comparison() -> str:
         f"imbalance x {ratios['imbalance_ratio']:.2f}, throughput x "
         f"{ratios['throughput_ratio']:.3f}, TPOT x {ratios['tpot_ratio']:.3f}, energy per token x "
         f"{ratios['energy_per_token_ratio']:.3f}."
+    )
+
+
+def demo_bar() -> str:
+    """What BF-IO's ratios are held to."""
+    kept_bar = kept("demo/bar.json")
+    measured = [run for run in kept_bar["runs"] if run["throughput"] is not None]
+    ratios = "; ".join(
+        f"{name} x {found['mean']:.3f} ± {found['deviation']:.3f}, bar x {DECODE.bars[name]:g}"
+        for name in DECODE.bars
+        for found in [kept_bar[name]]
+    )
+    return (
+        f"{len(measured)} runs beside {kept_bar['busy_loops']} busy loops (mean ± standard "
+        f"deviation): {ratios}."
     )
 
 
@@ -306,6 +321,7 @@ TEXTS: Mapping[str, Callable[[], str]] = {
     "engine steps": engine_tables.engine_steps,
     "serving, by rate": serving_rates,
     "demo comparison": demo_comparison,
+    "demo bar": demo_bar,
     "hot prefix": prefix_tables.hot_prefix,
     "league": league_text,
     "diagnosis before": lambda: diagnosis("before"),

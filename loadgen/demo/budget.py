@@ -1,5 +1,6 @@
-"""Time scale and number of requests of a demo's runs, from a short trial on this machine."""
+"""Wall time of a demo's runs, and their time scale, from a short trial on this machine."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
@@ -16,24 +17,20 @@ TRIAL_REQUESTS = 1500
 MARGIN = 1.4
 # Baselines take longer for the same requests than the policy of the trial.
 SLOWER = 1.25
-FEWEST_REQUESTS = 500
-# With fewer, the long prompts that BF-IO postpones distort the comparison: its load stays lower.
-ENOUGH_REQUESTS = 5000
-MOST_REQUESTS = 12000
+# A run may take so many times its share of the time that is left; a trial, this part of it.
+RUN_SHARES, TRIAL_SHARES = 2.0, 0.5
+# No replay is interrupted sooner: before that it may have no report.
+LEAST_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Result of a trial's steady window, in engine seconds; lateness as a share of a step's length.
-
-    Starting and ending took ``overhead_s`` wall seconds.
-    """
+    """Result of a trial's steady window, in engine seconds; lateness as a share of a step."""
 
     time_scale: float
     lateness_p99: float
     throughput_tok_s: float
     step_s: float
-    overhead_s: float
 
     @property
     def scale_needed(self) -> float:
@@ -44,15 +41,11 @@ class Trial:
         return round(min(needed, SCALE_MAX), 1)
 
 
-def calibrate(
-    execute: Callable[[RunPlan], Outcome], plan: RunPlan, fleet: Fleet, clock: Callable[[], float]
-) -> list[Trial]:
+def calibrate(execute: Callable[[RunPlan], Outcome], plan: RunPlan, fleet: Fleet) -> list[Trial]:
     """Try the machine, again if it was late: one hiccup of a shared machine is no measure."""
     trials: list[Trial] = []
     while len(trials) < TRIALS:
-        start_s = clock()
         outcome = execute(replace(plan, requests=TRIAL_REQUESTS))
-        elapsed_s = clock() - start_s
         figures = step_figures(steady_steps(outcome) or outcome.record, fleet)
         assert figures is not None
         trials.append(
@@ -61,7 +54,6 @@ def calibrate(
                 lateness_p99=figures.lateness_p99,
                 throughput_tok_s=figures.throughput_tok_s,
                 step_s=figures.step_mean_s,
-                overhead_s=elapsed_s - cast(float, outcome.report["wall_duration_s"]),
             )
         )
         if trials[-1].lateness_p99 <= LATENESS_LIMIT:
@@ -75,32 +67,49 @@ def least_late(trials: Sequence[Trial]) -> Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
-    """Wall time of a run with starting and ending, mean and longest output tokens of a request.
+class Work:
+    """Requests of a run, with the mean and the most output tokens of one.
 
     Every run waits for a longest one at its end.
     """
 
-    wall_s: float
+    requests: int
     mean_output: float
     cap_tokens: int
 
-    def requests(self, trial: Trial, time_scale: float) -> int:
-        engine_s = (self.wall_s - trial.overhead_s) / time_scale - self._drain_s(trial)
-        affordable = int(engine_s / self._request_s(trial))
-        return min(max(affordable, FEWEST_REQUESTS), MOST_REQUESTS)
-
-    def time_scale(self, trial: Trial) -> float:
-        """The needed scale, or the largest one that leaves enough requests for averages.
+    def time_scale(self, trial: Trial, wall_s: float) -> float:
+        """The needed scale, or the largest one with which a run takes so long.
 
         Never faster than the trial's: the machine's behaviour there is unknown.
         """
-        engine_s = ENOUGH_REQUESTS * self._request_s(trial) + self._drain_s(trial)
-        affordable = (self.wall_s - trial.overhead_s) / engine_s
+        request_s = self.mean_output / trial.throughput_tok_s * SLOWER
+        engine_s = self.requests * request_s + self.cap_tokens * trial.step_s
+        affordable = wall_s / engine_s
         return round(max(min(trial.scale_needed, affordable), trial.time_scale), 1)
 
-    def _request_s(self, trial: Trial) -> float:
-        return self.mean_output / trial.throughput_tok_s * SLOWER
 
-    def _drain_s(self, trial: Trial) -> float:
-        return self.cap_tokens * trial.step_s
+@dataclass(slots=True)
+class TimeLeft:
+    """Wall time until ``end_s`` for the replays of so many runs to come."""
+
+    end_s: float
+    runs: int
+    clock: Callable[[], float] = time.monotonic
+    overhead_s: float = 0.0  # the most that starting and ending one has taken
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.clock() - self.overhead_s * self.runs
+
+    @property
+    def share_s(self) -> float:
+        """Of each run to come."""
+        return self.seconds / self.runs
+
+    def execute(self, run: Callable[[float], Outcome], shares: float) -> Outcome:
+        """Execute a run for so many shares at most, and learn what starting and ending takes."""
+        start_s = self.clock()
+        outcome = run(max(min(self.seconds, shares * self.share_s), LEAST_S))
+        replayed_s = cast(float, outcome.report["wall_duration_s"])
+        self.overhead_s = max(self.overhead_s, self.clock() - start_s - replayed_s)
+        return outcome

@@ -1,5 +1,6 @@
 """``evenstep demo``: policies side by side on emulated workers."""
 
+import math
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -11,8 +12,18 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from loadgen.demo.budget import FIRST_SCALE, Allowance, Trial, calibrate, least_late
-from loadgen.demo.demo_report import demo_table, summary, warnings
+from loadgen.demo.budget import (
+    FIRST_SCALE,
+    LEAST_S,
+    RUN_SHARES,
+    TRIAL_SHARES,
+    TimeLeft,
+    Trial,
+    Work,
+    calibrate,
+    least_late,
+)
+from loadgen.demo.demo_report import NO_BAR, demo_table, summary, warnings
 from loadgen.demo.run import Outcome, RunPlan, execute
 from loadgen.demo.worlds import SUBJECT, WORLDS, DemoRun, World
 from loadgen.replay.replay_results import Report
@@ -38,52 +49,51 @@ EXIT_INTERRUPTED = 130
 class Demo:
     """All runs of one demo."""
 
-    def __init__(self, folder: Path, console: Console, seconds: float) -> None:
+    def __init__(self, folder: Path, console: Console, left: TimeLeft) -> None:
         self._folder = folder
         self._console = console
-        self._seconds = seconds
-        self._start_s = time.monotonic()
+        self._left = left
 
     def run(
         self, world: World, plans: Sequence[RunPlan], requests: int | None, time_scale: float | None
     ) -> tuple[list[DemoRun], list[Trial]]:
-        """Calibrate where requests or time scale are open, then execute every plan.
+        """Calibrate where the time scale is open, then execute plans until the time is over.
 
         EvenstepError: a process did not start, or a replay reported nothing.
         """
         # Both worlds may have a run of one name.
-        folder = _folder(self._folder / world.name)
+        folder, left = _folder(self._folder / world.name), self._left
 
-        def executed(plan: RunPlan) -> Outcome:
-            return execute(plan, world.fleet, folder, RUN_TIMEOUT_S)
+        def executed(plan: RunPlan, shares: float = TRIAL_SHARES) -> Outcome:
+            return left.execute(
+                lambda most_s: execute(plan, world.fleet, folder, min(most_s, RUN_TIMEOUT_S)),
+                shares,
+            )
 
         requests = requests or world.requests
         scale = time_scale or world.time_scale
         trials: list[Trial] = []
         self._console.print(Text(world.title, style="bold"))
-        if requests is None or scale is None:
-            self._console.print(
-                f"Calibrating: how fast can this machine step? (all in all {self._seconds:.0f} s)"
-            )
-            first = replace(plans[-1], time_scale=scale or FIRST_SCALE)
-            trials = calibrate(executed, first, world.fleet, time.monotonic)
-            trial = least_late(trials)
+        if scale is None:
+            self._console.print("Calibrating: how fast can this machine step?")
+            first = replace(plans[-1], time_scale=FIRST_SCALE)
+            trials = calibrate(executed, first, world.fleet)
             rows = load_trace(first.trace).requests
             mean_output = fmean(min(each.output_tokens, CAP_TOKENS) for each in rows)
-            left_s = self._seconds - PLOTTING_S - (time.monotonic() - self._start_s)
-            allowance = Allowance(left_s / len(plans), mean_output, CAP_TOKENS)
-            scale = scale or allowance.time_scale(trial)
-            requests = requests or allowance.requests(trial, scale)
+            work = Work(requests, mean_output, CAP_TOKENS)
+            scale = work.time_scale(least_late(trials), left.share_s)
         if world.write_trace is not None:
             world.write_trace(Path(plans[0].trace), requests, plans[0].seed)
-        runs = []
+        runs: list[DemoRun] = []
         for plan in plans:
-            self._console.print(
-                f"{plan.policy}, {plan.dispatch.value} dispatch: {requests:,} requests, "
-                f"time scale {scale:g}"
-            )
-            outcome = executed(replace(plan, requests=requests, time_scale=scale))
+            told = f"{plan.policy}, {plan.dispatch.value} dispatch: "
+            if runs and left.seconds < LEAST_S:
+                self._console.print(f"{told}not measured, the time is over")
+                continue
+            self._console.print(f"{told}{requests:,} requests, time scale {scale:g}")
+            outcome = executed(replace(plan, requests=requests, time_scale=scale), RUN_SHARES)
             runs.append(DemoRun.of(outcome, world.fleet))
+            left.runs -= 1
         return runs, trials
 
 
@@ -97,12 +107,14 @@ def demo(
     ] = None,
     out: Annotated[Path, flag("summary.json, pictures, records, logs", "DIR")] = Path("out/demo"),
     requests: Annotated[
-        int | None, flag("per run; default: as many as the time allows", "N", least=1)
+        int | None, flag("per run; default: 4000 to decode, 600 with prompts", "N", least=1)
     ] = None,
     time_scale: Annotated[
         float | None, flag("wall per engine second; default: what this machine needs", "X")
     ] = None,
-    seconds: Annotated[float, flag("wall seconds for everything", "S", least=1)] = 225.0,
+    seconds: Annotated[
+        float, flag("wall seconds for everything, unless a time scale is given", "S", least=1)
+    ] = 180.0,
     seed: Annotated[int, flag("of the sample and the prompts", "S")] = 0,
     json_file: Annotated[
         str | None, flag("write the summary; - is stdout", "FILE", name="--json")
@@ -112,22 +124,23 @@ def demo(
 
     Two worlds: workers that only decode, and conversations with shared prefixes on ranks that
     compute prompts. Each policy serves the same requests on a fresh emulated fleet behind a fresh
-    router. Exit 1 if a run did not complete every request.
+    router. On a machine that is too busy it says what is not measured. Exit 1 if a run did not
+    complete every request.
     """
     require_matplotlib()
     chosen = _chosen("--worlds", worlds, WORLDS)
     plans = {name: _plans(WORLDS[name], policies, seed, out) for name in chosen}
     scale = None if time_scale is None else checked_time_scale(time_scale)
     console = Console(stderr=json_file == STDOUT)
-    session = Demo(_folder(out), console, seconds)
+    end_s = time.monotonic() + seconds - PLOTTING_S if scale is None else math.inf
+    session = Demo(_folder(out), console, TimeLeft(end_s, sum(map(len, plans.values()))))
     writable(json_file)  # Checked only now: the file may be in the new folder.
     done: dict[str, list[DemoRun]] = {}
     report: dict[str, Report] = {}
     pictures: list[Path] = []
     try:
         with signals_as_interrupts():
-            # The time of decode's runs is what the others have left.
-            for name in sorted(chosen, key=lambda name: WORLDS[name].requests is None):
+            for name in chosen:
                 world = WORLDS[name]
                 runs, trials = session.run(world, plans[name], requests, scale)
                 done[name] = runs
@@ -142,7 +155,7 @@ def demo(
     for name in chosen:
         _show(console, WORLDS[name], done[name], report[name])
     console.print("\nWritten: " + ", ".join(map(str, [*pictures, out / "summary.json"])))
-    if not all(run.outcome.complete for runs in done.values() for run in runs):
+    if not all(_complete(done[name], plans[name]) for name in chosen):
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -191,6 +204,10 @@ def _folder(out: Path) -> Path:
     return out
 
 
+def _complete(runs: Sequence[DemoRun], plans: Sequence[RunPlan]) -> bool:
+    return len(runs) == len(plans) and all(run.outcome.complete for run in runs)
+
+
 def _show(console: Console, world: World, runs: Sequence[DemoRun], report: Report) -> None:
     console.print()
     console.print(Text(world.title, style="bold"))
@@ -207,5 +224,7 @@ def _show(console: Console, world: World, runs: Sequence[DemoRun], report: Repor
             f"{doubt}{comparison['subject']} against {comparison['baseline']} "
             f"({world.baseline_is}): {', '.join(ratios)}"
         )
+    if report["verdict"] != NO_BAR:
+        console.print(Text(f"BF-IO's bar: {report['verdict']}"))
     for warning in warned:
         console.print(Text(warning, style="yellow"))

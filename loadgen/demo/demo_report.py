@@ -10,14 +10,13 @@ from rich.table import Table
 
 from loadgen.demo.budget import Trial
 from loadgen.demo.figures import LATENESS_LIMIT
-from loadgen.demo.worlds import DemoRun, World, best_baseline, subject
+from loadgen.demo.worlds import SUBJECT, DemoRun, World, best_baseline, subject
 from loadgen.replay.replay_results import Report
 from loadgen.report.numbers import number
 from loadgen.report.origin import EMULATION, KEY, SERVING, Engines, origin, with_files
 
 CODE = (*SERVING, *EMULATION, "loadgen/replay", "loadgen/traces", "loadgen/demo")
-# About the duration of a request of the cap's length; averages over fewer steps mean little.
-ENOUGH_STEPS = 200
+NO_BAR = "none for such runs"
 # Relative difference between the mean prompts of two windows that is worth a warning.
 UNLIKE = 0.03
 
@@ -45,6 +44,7 @@ def summary(
                 "policy": run.outcome.plan.policy,
                 "dispatch": run.outcome.plan.dispatch.value,
                 "complete": run.outcome.complete,
+                "not_measured": run.unmeasured,
                 "throughput_tok_s": run.throughput_tok_s,
                 "steps_steady": None if run.steady is None else asdict(run.steady),
                 "steps_whole": None if run.whole is None else asdict(run.whole),
@@ -53,14 +53,16 @@ def summary(
             }
             for run in runs
         ],
-        "comparison": _comparison(world, runs),
+        "comparison": comparison(world, runs),
+        "verdict": verdict(world, runs),
         "warnings": warnings(world, runs),
     }
 
 
-def _comparison(world: World, runs: Sequence[DemoRun]) -> Report | None:
+def comparison(world: World, runs: Sequence[DemoRun]) -> Report | None:
+    """BF-IO's figures as ratios to the best baseline's; None unless all are measured."""
     ours, baseline = subject(runs), best_baseline(world, runs)
-    if ours is None or baseline is None or ours.steady is None or baseline.steady is None:
+    if ours is None or baseline is None or any(run.unmeasured for run in runs):
         return None
     return {
         "subject": ours.name,
@@ -71,6 +73,28 @@ def _comparison(world: World, runs: Sequence[DemoRun]) -> Report | None:
             for name, figure in world.ratios.items()
         },
     }
+
+
+def verdict(world: World, runs: Sequence[DemoRun]) -> str:
+    """How BF-IO does against the bar of its world."""
+    ratios = comparison(world, runs)
+    if ratios is None:
+        reasons = (f"{run.name}: {run.unmeasured}" for run in runs if run.unmeasured)
+        return "not measured: " + next(reasons, f"it takes {SUBJECT} and another policy")
+    bars = [
+        (name.replace("_", " "), cast(float, ratios[f"{name}_ratio"]), bar)
+        for name, bar in world.bars.items()
+    ]
+    plan = runs[0].outcome.plan
+    if not bars or (plan.requests, plan.seed) != (world.requests, 0):
+        return NO_BAR
+    # More of all but throughput is worse.
+    missed = [name for name, ratio, bar in bars if (ratio < bar) is (name == "throughput")]
+    said = " and ".join(
+        f"{name} x {bar:g} at the {'least' if name == 'throughput' else 'most'}"
+        for name, _, bar in bars
+    )
+    return (f"missed by {' and '.join(missed)}" if missed else "met") + f": {said}"
 
 
 def warnings(world: World, runs: Sequence[DemoRun]) -> list[str]:
@@ -90,15 +114,8 @@ def warnings(world: World, runs: Sequence[DemoRun]) -> list[str]:
 
 
 def _run_warnings(world: World, run: DemoRun) -> Iterator[str]:
-    report = run.outcome.report
-    if not run.outcome.complete:
-        yield (
-            f"{report['completed']} of {run.outcome.plan.requests} requests completed, "
-            f"{report['failed']} failed, {report['lost']} lost"
-        )
-    if run.steady is None or run.steady.steps < ENOUGH_STEPS:
-        steps = 0 if run.steady is None else run.steady.steps
-        yield f"averages over {steps} steps only; give more --requests or --seconds"
+    if run.unmeasured:
+        yield f"not measured: {run.unmeasured}"
     if run.steady is not None and run.steady.lateness_p99 > LATENESS_LIMIT:
         yield (
             "the machine could not keep up: 1 % of steps ended "
@@ -117,6 +134,9 @@ def demo_table(world: World, runs: Sequence[DemoRun]) -> Table:
         table.add_column(title.replace(", ", "\n"), justify="right", no_wrap=True)
     for run in runs:
         style = "bold" if run is subject(runs) else "cyan" if run is baseline else None
-        cells = (number(cell(run), 3) for cell in world.columns.values())
-        table.add_row(run.outcome.plan.policy, *cells, style=style)
+        policy = run.outcome.plan.policy
+        *cells, failed = (number(cell(run), 3) for cell in world.columns.values())
+        if run.unmeasured:
+            policy, cells = f"{policy}\nnot measured", ["-"] * len(cells)
+        table.add_row(policy, *cells, failed, style=style)
     return table

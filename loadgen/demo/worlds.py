@@ -16,6 +16,10 @@ from loadgen.simulator.decode.decode_config import SERVE
 Columns = Mapping[str, "Callable[[DemoRun], object]"]
 
 SUBJECT = "bfio"
+# About the duration of a request of the cap's length; averages over fewer steps mean little.
+ENOUGH_STEPS = 200
+# Median lateness of a step from which on a router decides too late for what it is compared by.
+TOO_LATE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,23 @@ class DemoRun:
     @property
     def name(self) -> str:
         return self.outcome.plan.name
+
+    @property
+    def unmeasured(self) -> str | None:
+        """Why its averages mean nothing; None where they are good for comparison."""
+        report, steady = self.outcome.report, self.steady
+        if not self.outcome.complete:
+            return (
+                f"{report['completed']} of {self.outcome.plan.requests} requests completed, "
+                f"{report['failed']} failed, {report['lost']} lost"
+                + (" when the time was over: give more --seconds" if report["interrupted"] else "")
+            )
+        if steady is None or steady.steps < ENOUGH_STEPS:
+            steps = 0 if steady is None else steady.steps
+            return f"averages over {steps} steps only; give more --requests"
+        if steady.lateness_p50 > TOO_LATE:
+            return f"half of the steps ended {100 * steady.lateness_p50:.0f} % of a step late"
+        return None
 
     @property
     def throughput_tok_s(self) -> float:
@@ -66,9 +87,11 @@ class World:
     ratios: Columns  # figures of which BF-IO's are compared with the baseline's
     # Pictures of the runs into a folder; their paths.
     draw: "Callable[[Path, World, Sequence[DemoRun]], list[Path]]"
-    # requests, time_scale: of a run; None: what this machine can do in the time.
-    requests: int | None = None
+    # requests, time_scale: of a run; no scale: what this machine needs.
+    requests: int
     time_scale: float | None = None
+    # Of a run by default and seed 0, what BF-IO's ratios are held to (tests/data/demo/bar.json).
+    bars: Mapping[str, float] = field(default_factory=dict)
     # To a path, so many requests by a seed; None: a bundled trace.
     write_trace: Callable[[Path, int, int], None] | None = None
     plan: Mapping[str, Any] = field(default_factory=dict)  # further fields of ``RunPlan``
@@ -94,9 +117,9 @@ def _draw_loads(folder: Path, world: World, runs: Sequence[DemoRun]) -> list[Pat
     chosen = [run for run in (best_baseline(world, runs), subject(runs)) if run is not None]
     panels = []
     for run in chosen:
-        plan, average, steady = run.outcome.plan, "too short for averages", None
+        plan, average, steady = run.outcome.plan, "averages not measured", None
         steps = [row.step for row in steady_steps(run.outcome)]
-        if run.steady is not None and steps:
+        if run.steady is not None and run.unmeasured is None:
             average = f"average imbalance {run.steady.imbalance_tokens / 1e4:.2f}e4 tokens"
             steady = steps[0], steps[-1]
         name = f"{plan.policy}, {plan.dispatch.value} dispatch"
@@ -120,7 +143,7 @@ def _draw_columns(folder: Path, world: World, runs: Sequence[DemoRun]) -> list[P
         f"turns of conversations, time scale {plan.time_scale:g}"
     )
     figures = {
-        title: [cast(float, figure(run) or 0.0) for run in runs]
+        title: [0.0 if run.unmeasured else cast(float, figure(run) or 0.0) for run in runs]
         for title, figure in list(world.columns.items())[:-1]
     }
     path = folder / f"{world.name}.png"
@@ -201,6 +224,8 @@ DECODE = World(
         "tpot": _of_report("mean_tpot_ms"),
     },
     draw=_draw_loads,
+    requests=4000,
+    bars={"throughput": 1, "imbalance": 0.67},
 )
 PROMPTS = World(
     name="prompts",

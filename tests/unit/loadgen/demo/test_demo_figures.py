@@ -8,12 +8,21 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from loadgen.demo.budget import Allowance, Trial, calibrate, least_late
+from loadgen.demo.budget import LEAST_S, TimeLeft, Trial, Work, calibrate, least_late
 from loadgen.demo.conversations import TURNS, write_conversations
-from loadgen.demo.demo_report import demo_table, summary, warnings
+from loadgen.demo.demo_report import NO_BAR, demo_table, summary, verdict, warnings
 from loadgen.demo.figures import LATENESS_LIMIT, steady_steps, step_figures
 from loadgen.demo.run import Fleet, Outcome, RunPlan
-from loadgen.demo.worlds import DECODE, PROMPTS, DemoRun, World, best_baseline, subject
+from loadgen.demo.worlds import (
+    DECODE,
+    ENOUGH_STEPS,
+    PROMPTS,
+    TOO_LATE,
+    DemoRun,
+    World,
+    best_baseline,
+    subject,
+)
 from loadgen.emulator.record import StepRecord
 from loadgen.replay.replay_results import RequestResult, Run, Window, summarize
 from loadgen.traces.trace import load_trace
@@ -50,11 +59,12 @@ def outcome(
     tokens: int = 10,
     steady: Window | None = STEADY,
     failed: bool = False,
+    interrupted: bool = False,
 ) -> Outcome:
     plan = RunPlan(policy, dispatch, requests=1, cap_tokens=9, seed=0, time_scale=2.0)
-    error = "HTTP 500: oops" if failed else None
+    error = "HTTP 500: oops" if failed or interrupted else None
     result = RequestResult(7, tokens, 0.0, 0.0, 1.0, 10.0, error=error)
-    run = Run([result], 1, 1, Window(0.0, 10.0), steady, start_unix_s=1000.0)
+    run = Run([result], 1, 1 + interrupted, Window(0.0, 10.0), steady, interrupted, 1000.0)
     report = summarize(run, {}, 2.0, {}) | {"cluster": None}
     return Outcome(plan, report, steps, Path(f"{plan.name}.csv.gz"))
 
@@ -89,14 +99,13 @@ def test_steady_steps_are_those_of_the_clients_window() -> None:
 def trials(*lateness: float) -> list[Trial]:
     """Calibrate on a machine that is this late in turn."""
     left = list(lateness)
-    clock = iter(range(100))
 
     def execute(plan: RunPlan) -> Outcome:
         steps = tuple(step(number, late=left[0]) for number in range(1, 11))
         left.pop(0)
         return dataclasses.replace(outcome(steps=steps), plan=plan)
 
-    found = calibrate(execute, outcome().plan, FLEET, lambda: 20.0 * next(clock))
+    found = calibrate(execute, outcome().plan, FLEET)
     assert not left
     return found
 
@@ -104,7 +113,6 @@ def trials(*lateness: float) -> list[Trial]:
 def test_a_machine_in_time_is_tried_once() -> None:
     (trial,) = trials(0.05)
     assert trial.scale_needed == trial.time_scale == 2.0
-    assert trial.overhead_s == 20 - 10
     assert trial.step_s == pytest.approx(0.04)
 
 
@@ -117,38 +125,66 @@ def test_a_late_machine_gets_more_time() -> None:
     assert least_late(trials(2.5, 9.0)).scale_needed == 32.0
 
 
-TRIAL = Trial(2.0, 0.0, throughput_tok_s=30_000, step_s=0.005, overhead_s=4.0)
+TRIAL = Trial(2.0, 0.0, throughput_tok_s=30_000, step_s=0.005)
 
 
-def test_as_many_requests_as_the_time_allows() -> None:
-    # (24 - 4) / 2 engine seconds, 2 of them to wait for the longest; a quarter slower.
-    assert Allowance(24.0, 50.0, 400).requests(TRIAL, 2.0) == 8 * 30_000 / 50 / 1.25
-    assert Allowance(5.0, 50.0, 400).requests(TRIAL, 2.0) == 500
-    assert Allowance(999.0, 50.0, 400).requests(TRIAL, 2.0) == 12_000
-
-
-def test_no_time_scale_that_leaves_too_few_requests() -> None:
-    slow = dataclasses.replace(TRIAL, lateness_p99=0.5)
-    assert Allowance(99.0, 50.0, 400).time_scale(TRIAL) == TRIAL.scale_needed == 2.0
-    assert Allowance(999.0, 50.0, 400).time_scale(slow) == slow.scale_needed == 14.0
+def test_no_time_scale_with_which_runs_take_too_long() -> None:
+    slow, work = dataclasses.replace(TRIAL, lateness_p99=0.5), Work(5000, 50.0, 400)
+    assert work.time_scale(TRIAL, 95.0) == TRIAL.scale_needed == 2.0
+    assert work.time_scale(slow, 995.0) == slow.scale_needed == 14.0
     # 5,000 requests take 5000 * 50 / 30000 * 1.25 engine seconds, and the wait for the longest 2.
-    affordable = Allowance(54.0, 50.0, 400).time_scale(slow)
+    affordable = work.time_scale(slow, 50.0)
     assert affordable == pytest.approx(50 / (5000 * 50 / 30_000 * 1.25 + 2), abs=0.05)
-    assert Allowance(24.0, 50.0, 400).time_scale(slow) == TRIAL.time_scale == 2.0
+    assert work.time_scale(slow, 20.0) == TRIAL.time_scale == 2.0
+
+
+def test_runs_share_the_time_that_is_left() -> None:
+    now_s, allowed = 100.0, []
+    left = TimeLeft(now_s + 60, runs=3, clock=lambda: now_s)
+
+    def run(most_s: float) -> Outcome:
+        """It replays for 10 seconds, and takes 14."""
+        nonlocal now_s
+        allowed.append(most_s)
+        now_s += 14
+        return outcome()
+
+    for runs in (3, 2, 1):
+        left.runs = runs
+        left.execute(run, shares=2)
+    left.runs = 2
+    left.execute(run, shares=0.5)
+    # Two of three shares of 60 s; 46 - 2 * 4 s are both of two; 32 - 4 s are all; none is left.
+    assert allowed == [40, 38, 28, LEAST_S]
+    assert left.seconds < 0
+
+
+MANY = tuple(step(number) for number in range(1, 2 * ENOUGH_STEPS + 1))
+LONG = Window(0.0, float(len(MANY)))
 
 
 def faster(share: float) -> tuple[StepRecord, ...]:
     """Even steps that take this share of their time."""
     return tuple(
-        dataclasses.replace(each, step_s=each.step_s * share, load_tokens=(20, 20))
-        for each in STEPS
+        dataclasses.replace(each, step_s=each.step_s * share, load_tokens=(20, 20)) for each in MANY
     )
 
 
+def demo_run(
+    policy: str = "bfio",
+    dispatch: Dispatch = Dispatch.POOL,
+    steps: tuple[StepRecord, ...] = MANY,
+    steady: Window | None = LONG,
+    **ended: bool,
+) -> DemoRun:
+    return DemoRun.of(outcome(policy, dispatch, steps, steady=steady, **ended), FLEET)
+
+
+HALF = len(MANY) // 2
 RUNS = [
-    DemoRun.of(outcome("jsq"), FLEET),
-    DemoRun.of(outcome("jsq", Dispatch.INSTANT, steps=STEPS[:5] + faster(0.9)[5:]), FLEET),
-    DemoRun.of(outcome(steps=faster(0.8)), FLEET),
+    demo_run("jsq"),
+    demo_run("jsq", Dispatch.INSTANT, steps=MANY[:HALF] + faster(0.9)[HALF:]),
+    demo_run(steps=faster(0.8)),
 ]
 
 
@@ -168,10 +204,56 @@ def test_summary() -> None:
     assert [run["complete"] for run in found["runs"]] == [True] * 3
     comparison = found["comparison"]
     assert comparison["baseline"] == "jsq-instant"
-    assert comparison["throughput_ratio"] == pytest.approx((3 + 3 * 0.9) / (6 * 0.8))
+    assert comparison["throughput_ratio"] == pytest.approx(0.95 / 0.8)
     assert comparison["imbalance_ratio"] == 0
-    few = "averages over 6 steps only; give more --requests or --seconds"
-    assert found["warnings"] == [f"{run.name}: {few}" for run in RUNS]
+    assert [run["not_measured"] for run in found["runs"]] == [None] * 3
+    assert found["warnings"] == []
+    assert found["verdict"] == NO_BAR
+
+
+def test_a_run_without_a_good_average_is_not_measured() -> None:
+    few = demo_run("jsq", steady=Window(0.0, ENOUGH_STEPS - 1))
+    late = demo_run(
+        steps=tuple(dataclasses.replace(each, lateness=1.1 * TOO_LATE) for each in MANY)
+    )
+    told = [
+        (RUNS[2], None),
+        (few, f"averages over {ENOUGH_STEPS - 1} steps only; give more --requests"),
+        (demo_run("jsq", steady=None), "averages over 0 steps only; give more --requests"),
+        (late, "half of the steps ended 28 % of a step late"),
+        (demo_run("jsq", failed=True), "0 of 1 requests completed, 1 failed, 0 lost"),
+        (
+            demo_run("jsq", interrupted=True),
+            "0 of 1 requests completed, 1 failed, 1 lost when the time was over: "
+            "give more --seconds",
+        ),
+    ]
+    for run, reason in told:
+        assert run.unmeasured == reason
+        found = summary(WORLD, [*RUNS, run], [], {})
+        assert (found["comparison"] is None) is (reason is not None)
+        if reason:
+            assert found["verdict"] == f"not measured: {run.name}: {reason}"
+            assert f"{run.name}: not measured: {reason}" in warnings(WORLD, [run])
+
+
+@pytest.mark.parametrize(
+    ("throughput", "imbalance", "said"),
+    [
+        (1.18, 0.1, "met"),
+        (1.19, 0.1, "missed by throughput"),
+        (1.18, -0.1, "missed by imbalance"),
+        (1.19, -0.1, "missed by throughput and imbalance"),
+    ],
+)
+def test_the_bar(throughput: float, imbalance: float, said: str) -> None:
+    """The ratios are 1.1875 and 0."""
+    bars = {"throughput": throughput, "imbalance": imbalance}
+    world = dataclasses.replace(WORLD, requests=1, bars=bars)
+    bar = f"throughput x {throughput:g} at the least and imbalance x {imbalance:g} at the most"
+    assert verdict(world, RUNS) == f"{said}: {bar}"
+    assert verdict(world, RUNS[2:]) == "not measured: it takes bfio and another policy"
+    assert verdict(dataclasses.replace(world, requests=2), RUNS) == NO_BAR
 
 
 def test_warnings() -> None:
@@ -184,7 +266,7 @@ def test_warnings() -> None:
 
     assert found(steps=many, steady=window) == []
     (failed,) = found(steps=many, steady=window, failed=True)
-    assert failed == "bfio-pool: 0 of 1 requests completed, 1 failed, 0 lost"
+    assert failed == "bfio-pool: not measured: 0 of 1 requests completed, 1 failed, 0 lost"
     (could_not,) = found(steps=late, steady=window)
     assert "could not keep up: 1 % of steps ended 20 % of a step late" in could_not
     assert could_not.endswith(f"evenstep demo --worlds {WORLD.name} --time-scale 4")
@@ -226,7 +308,7 @@ def test_tables_fit_a_terminal(world: World, capsys: pytest.CaptureFixture[str])
 
 def test_with_prompts_the_soonest_first_tokens_are_the_baseline() -> None:
     def run(policy: str, ttft_ms: float) -> DemoRun:
-        found = outcome(policy)
+        found = outcome(policy, steps=MANY, steady=LONG)
         report = {**found.report, "mean_ttft_ms": ttft_ms, "mean_tpot_ms": 40.0}
         return DemoRun.of(dataclasses.replace(found, report=report), FLEET)
 
