@@ -17,7 +17,7 @@ from tests.support.chaos import (
     live,
     workers_of,
 )
-from tests.support.server import Server
+from tests.support.server import Server, wait_until
 
 REQUESTS = 150
 FAST = ("--breaker-open", "0.2", "--slow-start", "0.5")
@@ -54,7 +54,10 @@ async def test_it_does_not_draw_the_traffic(tmp_path: Path) -> None:
         # It fails some before it is out, and one trial or two each time that it might be back.
         ejections = counted(router, "worker_ejections_total")
         assert 0 < counted(router, "requests_returned_total") <= 2 * SLOTS + 2 * ejections
-        assert live(router) == list(range(WORKERS))  # its health checks succeed
+        up = list(range(WORKERS))
+        await asyncio.to_thread(
+            wait_until, lambda: live(router) == up, 60, "its health checks succeed"
+        )
         assert workers_of(router)[0]["breaker"] != "closed"
 
         await asyncio.to_thread(fleet.restore, 0)

@@ -31,7 +31,7 @@ def emulating(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str]
         yield process, json.loads(ready.read_text())
     finally:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -50,15 +50,15 @@ def test_it_says_what_runs_and_ends_when_told(tmp_path: Path, number: signal.Sig
             f"{first['url']},group=default,rank=0,slots=5,snapshots={first['snapshots']}"
         )
         body = {"prompt": [1], "max_tokens": 5}
-        answer = httpx.post(f"{first['url']}/v1/completions", json=body, timeout=10)
+        answer = httpx.post(f"{first['url']}/v1/completions", json=body, timeout=60)
         assert answer.json()["usage"]["completion_tokens"] == 5
-        assert httpx.get(f"{ready['control']}/fleet").json()["steps"] == 5
+        assert httpx.get(f"{ready['control']}/fleet", timeout=60).json()["steps"] == 5
         endless = {"prompt": [1], "max_tokens": 9999, "ignore_eos": True, "stream": True}
         url = f"{first['url']}/v1/completions"
-        with httpx.stream("POST", url, json=endless, timeout=10) as stream:
+        with httpx.stream("POST", url, json=endless, timeout=60) as stream:
             next(stream.iter_lines())
             process.send_signal(number)
-            output, _ = process.communicate(timeout=30)  # the stream would last longer
+            output, _ = process.communicate(timeout=60)  # the stream would last longer
         assert process.returncode == 0
         assert "emulated" in output
         assert all(f"--worker {spec}" in output for spec in specs)
@@ -80,15 +80,15 @@ def test_prefill_workers_are_named_and_stay_out_of_the_record(tmp_path: Path) ->
         )
         keep = {"do_remote_decode": True, "do_remote_prefill": False}
         body = {"prompt": [1, 2, 3], "max_tokens": 1, "kv_transfer_params": keep}
-        answer = httpx.post(f"{prefills['url']}/v1/completions", json=body, timeout=10).json()
+        answer = httpx.post(f"{prefills['url']}/v1/completions", json=body, timeout=60).json()
         body = {"prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True}
         body["kv_transfer_params"] = answer["kv_transfer_params"]
-        assert httpx.post(f"{answers['url']}/v1/completions", json=body, timeout=10).is_success
-        fleet = httpx.get(f"{ready['control']}/fleet").json()
+        assert httpx.post(f"{answers['url']}/v1/completions", json=body, timeout=60).is_success
+        fleet = httpx.get(f"{ready['control']}/fleet", timeout=60).json()
         assert fleet["prefill_steps"] == 1
         assert [worker["kv_handoff"]["fetched"] for worker in fleet["workers"]] == [0, 1]
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=10)
+        output, _ = process.communicate(timeout=60)
     assert f"--worker {prefills['spec']}" in output
     assert "1 more that only prefill" in output
     rows = read_record(record)
@@ -106,7 +106,7 @@ def test_json_to_stdout_is_one_line(tmp_path: Path) -> None:
     assert process.stdout is not None
     ready = json.loads(process.stdout.readline())
     process.terminate()
-    assert process.communicate(timeout=10)[0] == ""
+    assert process.communicate(timeout=60)[0] == ""
     assert ready["workers"][0]["snapshots"] is None
     assert "snapshots" not in ready["workers"][0]["spec"]
 
@@ -125,7 +125,7 @@ def test_json_to_stdout_is_one_line(tmp_path: Path) -> None:
 )
 def test_bad_options_are_one_line_and_exit_2(flags: list[str], word: str) -> None:
     command = [*EMULATE, "--workers", "2", "--port", str(free_port()), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert word in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -138,7 +138,7 @@ def test_a_port_in_use_is_said(tmp_path: Path) -> None:
             [*EMULATE, "--workers", "1", "--port", port, "--snapshot-port", str(free_port(2))],
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=60,
             check=False,
         )
     assert done.returncode == 2

@@ -77,9 +77,9 @@ def pool_of(router: Server) -> int:
 
 
 async def test_draining_takes_new_requests_then_turns_them_away(tmp_path: Path) -> None:
-    flags = ("--drain-delay", "6", "--health-interval", "60", *QUICK_START)
+    flags = ("--drain-delay", "10", "--health-interval", "60", *QUICK_START)
     with (
-        running_fleet(tmp_path, "--slots", "4") as fleet,
+        running_fleet(tmp_path, "--slots", "4", "--time-scale", "2") as fleet,
         running_router(tmp_path, *worker_flags(fleet), *flags) as router,
     ):
         client, stream = HttpClient(), Seen()
@@ -93,7 +93,10 @@ async def test_draining_takes_new_requests_then_turns_them_away(tmp_path: Path) 
             router.process.send_signal(signal.SIGTERM)
             await asyncio.to_thread(wait_until, lambda: draining(router), 60, "it drains")
             answer = await asyncio.to_thread(
-                httpx.post, router.url + "/v1/completions", content=body(2, stream=False)
+                httpx.post,
+                router.url + "/v1/completions",
+                content=body(2, stream=False),
+                timeout=60,
             )
             assert (answer.status_code, answer.headers["connection"]) == (200, "close")
 

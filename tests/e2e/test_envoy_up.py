@@ -42,7 +42,7 @@ def test_all_is_started_answers_and_ends(tmp_path: Path, flags: tuple[str, ...])
         body = {"model": "emulated", "prompt": [1, 2, 3], "max_tokens": 5}
         answer = httpx.post(f"{urls['envoy']}/v1/completions", json=body, timeout=WAIT_S)
         assert answer.json()["usage"]["completion_tokens"] == 5
-        assert "evenstep_picks" in httpx.get(f"{urls['picker']}/metrics").text
+        assert "evenstep_picks" in httpx.get(f"{urls['picker']}/metrics", timeout=WAIT_S).text
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT_S) == 0
     finally:

@@ -30,7 +30,7 @@ async def test_no_request_is_lost_when_a_found_worker_goes(tmp_path: Path) -> No
         with running_router(tmp_path, *flags) as router:
             client, seen = HttpClient(), [Seen() for _ in range(ASKED)]
             await asyncio.to_thread(
-                wait_until, lambda: router.get("/ready").status_code == 200, 30, "it is ready"
+                wait_until, lambda: router.get("/ready").status_code == 200, 60, "it is ready"
             )
             tasks = [asyncio.create_task(ask(client, router, one, body(60))) for one in seen]
             await seen[0].first.wait()

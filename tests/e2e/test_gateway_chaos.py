@@ -197,8 +197,10 @@ def test_engines_that_fail_book_no_slot(tmp_path: Path, ext_proc: bool) -> None:
                 fleet.restore(0)
                 wait_until(lambda: up() == 3, 60, "it is up again")
             fleet.fault(1, "error", status=500)
-            before = outcomes(picker)["completed"]
-            wait_until(lambda: outcomes(picker)["completed"] > before + 50, 60, "the others serve")
+            before = outcomes(picker).get("completed", 0)
+            wait_until(
+                lambda: outcomes(picker).get("completed", 0) > before + 50, 60, "the others serve"
+            )
             fleet.restore(1)
 
         # Answers that had begun break off; all others come from the next endpoint.
@@ -256,20 +258,23 @@ def test_pickers_and_engines_are_replaced_without_a_lost_request(
         def replace_engine(rank: int, picker: Server) -> None:
             port = f"http://127.0.0.1:{admin[1]}/workers"
 
+            def listed(rank: int) -> dict[str, Any]:
+                worker: dict[str, Any] = httpx.get(port, timeout=60).json()["workers"][rank]
+                return worker
+
             def state(name: str) -> bool:
-                return bool(httpx.get(port).json()["workers"][rank]["state"] == name)
+                return bool(listed(rank)["state"] == name)
 
             def idle() -> bool:
                 worker = fleet.state()["workers"][rank]
-                shown = httpx.get(port).json()["workers"][rank]
-                return not (worker["running"] or worker["waiting"] or shown["requests"])
+                return not (worker["running"] or worker["waiting"] or listed(rank)["requests"])
 
-            assert httpx.post(f"{port}/w{rank}/drain").is_success
+            assert httpx.post(f"{port}/w{rank}/drain", timeout=60).is_success
             wait_until(idle, 60, "it is idle")
             fleet.fault(rank, "kill")
             served(picker, 10)
             fleet.restore(rank)
-            assert httpx.post(f"{port}/w{rank}/undrain").is_success
+            assert httpx.post(f"{port}/w{rank}/undrain", timeout=60).is_success
             wait_until(lambda: state("up"), 60, "it is up")
             served(picker, 10)
 

@@ -62,12 +62,13 @@ def test_everything_is_scraped_and_ctrl_c_ends_it(tmp_path: Path) -> None:
         router, prometheus = urls["router"].split()[0], urls["prometheus"]
 
         def health() -> list[str]:
-            answer = httpx.get(f"{prometheus}/api/v1/targets").json()
+            answer = httpx.get(f"{prometheus}/api/v1/targets", timeout=WAIT_S).json()
             return [target["health"] for target in answer["data"]["activeTargets"]]
 
         wait_until(lambda: health() == ["up"] * 3, WAIT_S, "router and engines are scraped")
-        assert httpx.get(urls["page"]).text.startswith("<!doctype html>")
-        groups = httpx.get(f"{prometheus}/api/v1/rules").json()["data"]["groups"]
+        assert httpx.get(urls["page"], timeout=WAIT_S).text.startswith("<!doctype html>")
+        rules = httpx.get(f"{prometheus}/api/v1/rules", timeout=WAIT_S).json()
+        groups = rules["data"]["groups"]
         assert len(groups[0]["rules"]) > 0
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT_S) == 0
@@ -82,7 +83,7 @@ def test_without_prometheus_it_says_how_to_get_it_and_goes_on(tmp_path: Path) ->
     nothing = tmp_path / "nothing"
     with up(tmp_path, PATH=str(nothing), EVENSTEP_CACHE=str(nothing)) as (_, urls):
         assert urls["prometheus"].startswith("not found: install prometheus")
-        assert httpx.get(urls["router"].split()[0] + "/health").is_success
+        assert httpx.get(urls["router"].split()[0] + "/health", timeout=WAIT_S).is_success
 
     assert gone(urls["router"].split()[0])
 
@@ -110,7 +111,7 @@ def test_a_fresh_clone_lays_prometheus_beside_the_engine(tmp_path: Path) -> None
     apt.write_text(f"#!/bin/sh\n{shutil.which('cp')} {package} .\n")
     apt.chmod(0o755)
     with up(tmp_path, PATH=str(bin_), EVENSTEP_CACHE=str(cache)) as (_, urls):
-        assert httpx.get(f"{urls['prometheus']}/-/ready").is_success
+        assert httpx.get(f"{urls['prometheus']}/-/ready", timeout=WAIT_S).is_success
     assert (cache / "prometheus" / "usr" / "bin" / "prometheus").exists()
 
 

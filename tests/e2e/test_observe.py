@@ -19,7 +19,7 @@ from router.recording.lines import Recording
 from tests.support.fleet import running_fleet, worker_flags
 from tests.support.replays import run_replay
 from tests.support.round_robin import round_robin
-from tests.support.server import free_port, running
+from tests.support.server import Server, free_port, running, wait_until
 
 WORKERS = 4
 PER_TOKEN_S = 1e-6
@@ -67,6 +67,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Observed:
             requests = ("--trace", str(trace), "--arrivals", "closed:40")
             report = run_replay(url, folder / "replay.json", *requests)
             assert report["completed"] == len(rows)
+            wait_until(lambda: steps_seen(observer) == fleet.state()["steps"], 60, "all is seen")
             pages = {path: observer.get(path) for path in ("/health", "/metrics", "/")}
             observer.process.send_signal(signal.SIGTERM)
             assert observer.process.wait(60) == 0
@@ -74,6 +75,12 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Observed:
     steps = {row.step: row for row in read_record(truth)}
     said_at_end = json.loads(said.read_text())
     return Observed(said_at_end, lines, pages, load_recording(file), steps, sent)
+
+
+def steps_seen(observer: Server) -> float:
+    lines = observer.get("/metrics").text.splitlines()
+    counts = [line for line in lines if line.startswith("evenstep_barrier_steps_total{")]
+    return sum(float(line.rpartition(" ")[2]) for line in counts)
 
 
 def idle_share(rows: list[StepRecord]) -> float:

@@ -107,12 +107,13 @@ async def test_a_stream_goes_on_while_everything_is_read_again(tmp_path: Path) -
 
 def served(url: str, trusted: ssl.SSLContext) -> list[str]:
     """URLs of the router's workers."""
-    answer = httpx.get(url + "/health", verify=trusted, trust_env=False)
+    answer = httpx.get(url + "/health", verify=trusted, trust_env=False, timeout=60)
     return [worker["url"] for worker in answer.json()["groups"]["default"]["workers"]]
 
 
 def _answers(url: str, trusted: ssl.SSLContext) -> bool:
     try:
-        return httpx.get(url + "/health", verify=trusted, trust_env=False).status_code == 200
+        answer = httpx.get(url + "/health", verify=trusted, trust_env=False, timeout=60)
+        return answer.status_code == 200
     except httpx.TransportError:
         return False

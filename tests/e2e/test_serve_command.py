@@ -17,7 +17,7 @@ def test_a_busy_port_is_said_in_one_line(flag: str) -> None:
             [*command, "--worker", "http://127.0.0.1:9"],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=60,
             check=False,
         )
     assert done.returncode == 2
@@ -36,7 +36,7 @@ def test_an_address_of_another_machine_is_no_fault_of_the_port(flag: str, tmp_pa
         [*command, "--port", "0", "--admin-port", "0", "--admin-key-file", keys, flag, "192.0.2.1"],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 2
@@ -52,7 +52,7 @@ def test_one_port_is_not_two() -> None:
         [*command, "--port", "8000", "--admin-port", "8000"],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 2

@@ -1,6 +1,5 @@
 """A fleet of three speeds: the fastest free worker is found, by a plan or by what it completes."""
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -52,7 +51,7 @@ def test_without_a_plan_the_rates_are_learned(tmp_path: Path) -> None:
         flags = (*specs(fleet, planned=False), *JFFC, "--admin-port", str(admin))
         with running_router(tmp_path, *flags) as router:
             _complete(router, 150)
-            listed = json.loads(httpx.get(f"http://127.0.0.1:{admin}/workers").text)["workers"]
+            listed = httpx.get(f"http://127.0.0.1:{admin}/workers", timeout=60).json()["workers"]
             rates = [worker["estimated_service_rate"] for worker in listed]
             assert rates[FAST] > rates[MIDDLE] > rates[SLOW] > 0
             wait_until(lambda: in_flight(router) == [0, 0, 0], 60, "all have ended")

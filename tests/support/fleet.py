@@ -3,7 +3,6 @@
 import contextlib
 import json
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import Any
 
 import httpx
 
-from tests.support.server import Server, free_port, running
+from tests.support.server import Server, free_port, running, wait_until
+
+_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +32,20 @@ class Fleet:
     def fault(self, rank: int, kind: str, **parameters: Any) -> None:
         """Let one worker misbehave."""
         answer = httpx.post(
-            f"{self.control_url}/workers/{rank}/fault", json={"kind": kind, **parameters}
+            f"{self.control_url}/workers/{rank}/fault",
+            json={"kind": kind, **parameters},
+            timeout=_WAIT_S,
         )
         assert answer.is_success, answer.text
 
     def restore(self, rank: int) -> None:
         """Let it behave again."""
-        assert httpx.post(f"{self.control_url}/workers/{rank}/restore").is_success
+        url = f"{self.control_url}/workers/{rank}/restore"
+        assert httpx.post(url, timeout=_WAIT_S).is_success
 
     def state(self) -> dict[str, Any]:
         """What the fleet says of itself."""
-        state: dict[str, Any] = httpx.get(f"{self.control_url}/fleet").json()
+        state: dict[str, Any] = httpx.get(f"{self.control_url}/fleet", timeout=_WAIT_S).json()
         return state
 
     def unfinished(self) -> int:
@@ -57,9 +61,8 @@ def running_fleet(folder: Path, *flags: str) -> Iterator[Fleet]:
     command = [sys.executable, "-m", "router.cli", "emulate", "--port", str(port)]
     command += ["--json", str(started), *flags]
     with running(command, port, folder / f"fleet-{port}.log") as server:
-        deadline_s = time.monotonic() + 60
-        while not started.exists() and time.monotonic() < deadline_s:
-            time.sleep(0.01)  # it answers a moment before it has written
+        # It answers a moment before it has written.
+        wait_until(started.exists, _WAIT_S, "the fleet has said what runs")
         said = json.loads(started.read_text())
         workers = tuple(worker["spec"] for worker in said["workers"])
         yield Fleet(server, said["control"], workers)

@@ -41,7 +41,7 @@ class Server:
         return self.process.poll() is None
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=30)
+        return httpx.get(self.url + path, timeout=60)
 
     def log_tail(self, lines: int = 40) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
@@ -77,7 +77,7 @@ def running(
     port: int,
     log: Path,
     environment: Mapping[str, str] | None = None,
-    ready_s: float = 30.0,
+    ready_s: float = 60.0,
     ready: str = "/health",
 ) -> Iterator[Server]:
     """Run a server until the block ends.
