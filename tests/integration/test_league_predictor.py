@@ -1,6 +1,7 @@
 """The league's latency predictor: what it learns, and whom it picks then."""
 
 import asyncio
+import importlib
 import json
 import random
 from collections import Counter
@@ -8,13 +9,17 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from tests.bench.league import predictor
 from tests.bench.league.latency_models import (
+    _XGBOOST,
     FEWEST_TO_SPLIT,
     MOST_IN_BUCKET,
     UNTRAINED_MS,
     Features,
     Model,
     Samples,
+    boosted,
+    forest,
     ridge,
 )
 from tests.bench.league.predictor import Candidate, Predictor, Prefixes, pick, scores, sticky
@@ -217,7 +222,36 @@ def test_a_full_bucket_forgets_its_oldest() -> None:
     assert len(samples.taken()[1]) == len(samples)
 
 
+@pytest.mark.skipif(not predictor.built(), reason="XGBoost has not been installed")
+def test_trees_say_what_xgboost_says() -> None:
+    draw = np.random.default_rng(0)
+    x = draw.uniform(0, 100, (400, 9)).round(1)
+    y = x[:, 0] * (x[:, 1] > 40) + 3 * x[:, 2] + draw.normal(0, 1, 400)
+    fit = boosted(str(predictor.packages()))
+    xgboost = importlib.import_module("xgboost")
+    own = xgboost.train(dict(_XGBOOST), xgboost.DMatrix(x, label=y), num_boost_round=200)
+    assert fit(x, y)(x[:50]) == pytest.approx(own.inplace_predict(x[:50]), rel=1e-4)
+    assert fit(x, y)(x) == pytest.approx(y, abs=25)
+
+
+def test_a_tree_is_followed_to_its_leaf() -> None:
+    def tree(left: list[int], right: list[int], of: list[int], at: list[float]) -> object:
+        names = ("left_children", "right_children", "split_indices", "split_conditions")
+        return dict(zip(names, (left, right, of, at), strict=True))
+
+    trees = [
+        tree([1, -1, 3, -1, -1], [2, -1, 4, -1, -1], [1, 0, 0, 0, 0], [5.0, 10.0, 2.0, 20.0, 30.0]),
+        tree([-1], [-1], [0], [0.25]),
+    ]
+    model = {"learner_model_param": {"base_score": "[1E0]"}}
+    saved = {"learner": {**model, "gradient_booster": {"model": {"trees": trees}}}}
+    rows = np.array([[0.0, 4.0], [1.0, 5.0], [2.0, 6.0]])
+    assert forest(saved)(rows).tolist() == [11.25, 21.25, 31.25]
+
+
 def test_ridge_bears_columns_without_information() -> None:
+    flat = ridge(np.full((9, 3), 7.0), np.full(9, 4.0))
+    assert flat(np.array([[1.0, 2.0, 3.0]])) == pytest.approx([4.0])
     x = np.array([[float(index), 7.0, 2.0 * index] for index in range(50)])
     predict = ridge(x, 3 * x[:, 0] + 1)
     assert predict(np.array([[60.0, 7.0, 120.0]])) == pytest.approx([181], rel=1e-3)
