@@ -79,7 +79,9 @@ def _evenstep(name: str, what: str, *flags: str, tuned: str = "") -> Entrant:
         ) as running:
             yield running
 
-    return Entrant(f"evenstep {name}".strip(), "evenstep", " ".join(flags), what, start)
+    patience = f"--queue-timeout {PATIENCE_S:g} --pool-size {POOL}"
+    written = " ".join((*flags, patience))
+    return Entrant(f"evenstep {name}".strip(), "evenstep", written, what, start)
 
 
 def _rule(policy: str, what: str, *, tuned: bool = False) -> Entrant:

@@ -1,4 +1,10 @@
-"""vllm-router, sglang-router and smg: one family, whose flags and metrics differ."""
+"""vllm-router, sglang-router and smg: one family, whose flags and metrics differ.
+
+vllm-router's ``kv_aware`` is left out: it takes no prefix for cached in a request with
+``vllm_xargs``, by which the bench tells engines an answer's length. Its program scheduling reads
+the metrics of number 0 alone from a URL; of ranks with other numbers it goes by its own counts. smg
+reads KV events from gRPC engines alone.
+"""
 
 import contextlib
 import json
@@ -12,6 +18,12 @@ from tests.support.server import free_port
 
 # Seconds between looks at the engines' load, where the product's own default is 10 or 30.
 LOOK_S = 1
+# A dead engine is found, and one that is back is tried, as soon as by the other products: by
+# default these three look once a minute.
+HEALTH = (
+    *("--health-check-interval-secs", "1", "--health-check-timeout-secs", "2"),
+    *("--health-success-threshold", "1", "--cb-timeout-duration-secs", "5"),
+)
 
 _VLLM = {
     "vllm_router_processed_requests_total": ("worker",),
@@ -78,14 +90,18 @@ def _entrant(
     wanted: Mapping[str, Sequence[str]],
     flags: Sequence[str],
     more: Callable[[Engines], Sequence[str]] = lambda _: (),
+    of_engines: str = "",
 ) -> Entrant:
+    """``of_engines``: how ``more`` is written, whose values are those of the engines."""
+
     @contextlib.contextmanager
     def start(engines: Engines, folder: Path) -> Iterator[Running]:
-        given = [*flags, *more(engines)]
+        given = [*flags, *HEALTH, *more(engines)]
         with _started(program(environment(peer) / "bin"), given, wanted, engines, folder) as one:
             yield one
 
-    return Entrant(f"{peer} {policy}", peer, " ".join(flags), what, start)
+    written = " ".join((*flags, *HEALTH, of_engines)).strip()
+    return Entrant(f"{peer} {policy}", peer, written, what, start)
 
 
 def _vllm_program(binaries: Path) -> Sequence[str]:
@@ -98,8 +114,9 @@ def _vllm(
     what: str,
     *flags: str,
     more: Callable[[Engines], Sequence[str]] = lambda _: (),
+    of_engines: str = "",
 ) -> Entrant:
-    return _entrant("vllm-router", name, what, _vllm_program, _VLLM, flags, more)
+    return _entrant("vllm-router", name, what, _vllm_program, _VLLM, flags, more, of_engines)
 
 
 def program_settings(engines: Engines, tokens: int) -> dict[str, object]:
@@ -158,6 +175,8 @@ VLLM_ROUTER = (
         "sessions keep their engine, and wait in the router while it lacks KV memory for them",
         *("--policy", "consistent_hash", "--enable-program-scheduling"),
         more=_programs,
+        of_engines="--program-scheduling-config-json with global_queue, sessions by header, and "
+        "the engines' KV memory, slots and step costs",
     ),
 )
 

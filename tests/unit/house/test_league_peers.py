@@ -44,7 +44,8 @@ def test_an_entrant_is_of_a_peer_that_runs_and_tells_how_it_chose() -> None:
         assert name == entrant.peer or name.startswith(f"{entrant.peer} ")
         assert entrant.peer == "evenstep" or PEERS[entrant.peer].packages
         assert entrant.what
-        assert entrant.flags or name == "evenstep"
+        assert entrant.flags
+    assert "--policy" not in ENTRANTS["evenstep"].flags
 
 
 def test_every_peer_that_runs_stands_in_the_league() -> None:
