@@ -1,6 +1,7 @@
 """Policies on chains of unequal servers, over load: response times, paired differences, bounds.
 
     python tests/bench/bench_chains.py [--requests 20000] [--repeats 10] [--rate 0.8]
+        [--json FILE]
 
 BLOOM-176B on 20 servers, Poisson arrivals, exponential work. Prints the requests simulated in a
 second; policies over load in both forms of dispatch; the draw of servers, rate and load in which
@@ -10,24 +11,30 @@ slots by simulation and by the lower bound.
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 from loadgen.chains.chain_simulation import simulate_chains
 from loadgen.chains.chains_config import Allocation, Blocks, ChainsOptions
 from loadgen.chains.chains_results import ChainsResult, compare
 from loadgen.chains.work import draw_work
+from loadgen.report.origin import Engines, origin, write_part
 from router.core.errors import EvenstepError
 from router.core.placement.model import total_rate
 from router.core.placement.tuning import compose
 from router.core.types import Dispatch
 
+CODE = ("loadgen/chains", "router/core/placement", "tests/bench/bench_chains.py")
 POLICIES = ("jffc", "sed", "sa_jsq", "jsq", "jiq")
 LOADS = [tenth / 10 for tenth in range(1, 10)]
 
 
-def over_load(config: ChainsOptions) -> None:
+def over_load(config: ChainsOptions) -> dict[str, Any]:
     """How much slower than jffc each policy is (95 % intervals)."""
+    kept: dict[str, Any] = {}
     print("load  jffc, s (95 %)   bounds, s       slower than jffc, %: at once / from one queue")
     for load in LOADS:
         forms = [compare(replace(config, load=load, dispatch=form)) for form in Dispatch]
@@ -39,10 +46,29 @@ def over_load(config: ChainsOptions) -> None:
             for at, policy in enumerate(POLICIES)
             if at
         )
+        kept[f"{load:g}"] = {
+            "jffc_s": [jffc.mean, jffc.half_width],
+            "bounds_s": [bounds.lower_s, bounds.upper_s],
+            "slower": {
+                policy: {
+                    form.value: share(result, at)
+                    for form, result in zip(Dispatch, forms, strict=True)
+                }
+                for at, policy in enumerate(POLICIES)
+                if at
+            },
+        }
         print(
             f"{load:.1f}  {jffc.mean:6.3f} +- {jffc.half_width or 0:.3f}  "
             f"{bounds.lower_s:.3f}..{bounds.upper_s:.3f}  {others}"
         )
+    return kept
+
+
+def share(result: ChainsResult, at: int) -> list[float]:
+    """By which a policy is slower than the first, and half of its interval."""
+    against = result.against_first(result.policies[at])
+    return [against.mean, against.half_width or 0.0]
 
 
 def slower(result: ChainsResult, at: int) -> str:
@@ -51,7 +77,7 @@ def slower(result: ChainsResult, at: int) -> str:
     return f"{100 * against.mean:.2f} +- {100 * (against.half_width or 0):.2f}"
 
 
-def worst(config: ChainsOptions) -> None:
+def worst(config: ChainsOptions) -> dict[str, Any]:
     """The fastest rival of jffc, over servers, planned rates and loads."""
     found, outside = [], 0
     for seed, rate, load in product(range(4), (0.4, 0.8, 1.2), LOADS):
@@ -73,40 +99,49 @@ def worst(config: ChainsOptions) -> None:
             (result.against_first(other).mean, other.policy, seed, rate, load)
             for other in result.policies[1:]
         ]
-    share, policy, seed, rate, load = min(found)
+    least, policy, seed, rate, load = min(found)
     print(
         f"{len(found) // 2} cases: jffc outside its bounds in {outside}; at most "
-        f"{-share:.2%} slower than another: {policy}, seed {seed}, {rate:g}/s, load {load:g}"
+        f"{-least:.2%} slower than another: {policy}, seed {seed}, {rate:g}/s, load {load:g}"
     )
+    return {"cases": len(found) // 2, "outside": outside, "least": least, "policy": policy}
 
 
-def speeds(config: ChainsOptions) -> None:
+def speeds(config: ChainsOptions) -> dict[str, Any]:
     """Simulated requests per second of wall clock."""
     servers = config.deployment.drawn(0)
     chains = compose(config.deployment.model, servers, config.planned_rate).overlapping
     work = draw_work(0.7 * total_rate(chains), 200_000, 0)
+    kept = {}
     for policy in POLICIES:
         begun_s = time.perf_counter()
         simulate_chains(chains, policy, work)
         per_s = len(work.size) / (time.perf_counter() - begun_s)
         print(f"{policy:8} {per_s:12,.0f} requests/s simulated")
+        kept[policy] = round(per_s)
+    return kept
 
 
-def placements(config: ChainsOptions) -> None:
+def placements(config: ChainsOptions) -> dict[str, Any]:
     """The same requests on each placement."""
+    kept: dict[str, Any] = {}
     for servers in (10, 20, 40):
-        line = []
+        line, means_s = [], {}
         for blocks in (Blocks.GBP_CR, Blocks.PETALS, Blocks.BPRR):
             one = replace(config, servers=servers, placement=blocks, policy="jffc", rate=0.2)
             try:
-                line.append(f"{blocks} {compare(one).policies[0].mean.mean:.2f} s")
+                means_s[str(blocks)] = compare(one).policies[0].mean.mean
+                line.append(f"{blocks} {means_s[str(blocks)]:.2f} s")
             except EvenstepError as error:
                 line.append(f"{blocks}: {error}")
         print(f"{servers} servers: {', '.join(line)}")
+        kept[str(servers)] = means_s
+    return kept
 
 
-def reserved(config: ChainsOptions) -> None:
+def reserved(config: ChainsOptions) -> dict[str, Any]:
     """Best number of reserved slots by simulation, and the chosen one."""
+    kept = {}
     for rate in (0.2, 0.4, 0.6, 0.8, 1.0):
         one = replace(config, rate=rate, policy="jffc", allocation=Allocation.GCA)
         chosen = compare(one)
@@ -122,6 +157,17 @@ def reserved(config: ChainsOptions) -> None:
             f"{rate:g}/s: best c {best} ({found[best]:.3f} s), by the lower bound "
             f"{chosen.composed.reserved_slots} ({mean_s:.3f} s, {mean_s / found[best] - 1:+.2%})"
         )
+        kept[f"{rate:g}"] = {"chosen_s": mean_s, "best_s": found[best]}
+    return kept
+
+
+PARTS: dict[str, Callable[[ChainsOptions], dict[str, Any]]] = {
+    "speeds": speeds,
+    "over load": over_load,
+    "worst": worst,
+    "placements": placements,
+    "reserved": reserved,
+}
 
 
 def main() -> None:
@@ -129,6 +175,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--rate", type=float, default=0.8)
+    parser.add_argument("--only", choices=PARTS, help="one of the parts")
+    parser.add_argument("--json", type=Path, help="file; takes a part for each")
     given = parser.parse_args()
     config = ChainsOptions(
         policy=",".join(POLICIES),
@@ -137,8 +185,11 @@ def main() -> None:
         warmup=given.requests // 10,
         repeats=given.repeats,
     )
-    for part in (speeds, over_load, worst, placements, reserved):
-        part(config)
+    for name in PARTS if given.only is None else (given.only,):
+        found = PARTS[name](config)
+        if given.json:
+            part = {"requests": given.requests, "repeats": given.repeats, "found": found}
+            write_part(given.json, name, part, origin(Engines.SIMULATED, CODE))
 
 
 if __name__ == "__main__":
