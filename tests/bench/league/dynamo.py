@@ -6,6 +6,9 @@ the relay tells it the prompt's end and the request's end, as its own frontend d
 the token ids that emulated engines tell in their KV events: with others its index would hit
 nothing. Its own default cost, and no option else, is the entrant ``dynamo kv``.
 
+This release links three policies: the default cost, ``dynamo-two-tier-cost-fn`` and
+``thunderagent``, which needs sessions told in Dynamo's way and is left out. It has no ``lmetric``.
+
 The service listens on all addresses of the machine: it has no option for that.
 """
 

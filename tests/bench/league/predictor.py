@@ -5,7 +5,8 @@ gateway. This follows its chart with ``latencyPredictor`` on, for clients that s
 target: ``predicted-latency-producer`` with ``streamingMode``, both ``prefix-cache-affinity-filter``
 (0.99, then 0.80), ``latency-scorer`` and ``weighted-random-picker``, before them
 ``approx-prefix-cache-producer`` and ``inflight-load-producer``. Engines' metrics are read every
-50 ms, its least interval.
+50 ms, its least interval. Until 100 requests have been measured it draws among the engines that
+the filters leave, idle ones first.
 
 What differs. Models are trained in this process, every second as in the predictor's own
 manifests, yet no more than a tenth of the time, and predict at once: there, separate servers train
