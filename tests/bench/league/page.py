@@ -39,11 +39,11 @@ class Column:
 
 COLUMNS = (
     Column("TTFT mean, ms", "mean_ttft_ms"),
-    Column("p99", "p99_ttft_ms"),
+    Column("TTFT p99, ms", "p99_ttft_ms"),
     Column("TPOT mean, ms", "mean_tpot_ms", digits=1),
-    Column("p99", "p99_tpot_ms", digits=1),
+    Column("TPOT p99, ms", "p99_tpot_ms", digits=1),
     Column("whole answer mean, s", "mean_e2el_ms", 1e3, 2),
-    Column("p99", "p99_e2el_ms", 1e3, 2),
+    Column("whole answer p99, s", "p99_e2el_ms", 1e3, 2),
     Column("tokens/s", "tokens_per_s"),
     Column("good/s", "goodput_per_s", digits=1),
     Column("cache hits, %", "hit_share", 0.01, 1),
@@ -52,11 +52,15 @@ COLUMNS = (
     Column("router CPU, s", "router_cpu_s", digits=1, interval=False),
     Column("MB", "router_memory_mb", interval=False),
 )
-_WORDS = {
-    "mean_ttft_ms": "TTFT mean, ms",
-    "tokens_per_s": "tokens/s",
-    "failed": "failed requests",
-}
+# Figures in which evenstep may be behind, besides the one that orders a workload.
+JUDGED = (
+    "mean_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "mean_e2el_ms",
+    "-tokens_per_s",
+    "-goodput_per_s",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +99,29 @@ def standings(workload: Workload, parts: Mapping[str, Mapping[str, Any]]) -> lis
 
 
 def _order(workload: Workload, each: Standing) -> tuple[bool, float, float]:
-    value, ttft = worth(workload, each), each.of("mean_ttft_ms")
-    fails = workload.first_by != "failed" and each.failed_share > MOST_FAILED
-    return fails, value, float("inf") if ttft is None else ttft.mean
+    ttft = each.of("mean_ttft_ms")
+    value = worth(workload.first_by, each)
+    return _fails(workload, each), value, float("inf") if ttft is None else ttft.mean
 
 
-def worth(workload: Workload, each: Standing) -> float:
-    """What entrants are ordered by, the least first."""
-    found = each.of(workload.first_by.removeprefix("-"))
+def _fails(workload: Workload, each: Standing) -> bool:
+    return workload.first_by != "failed" and each.failed_share > MOST_FAILED
+
+
+def worth(by: str, each: Standing) -> float:
+    """A figure, the less the better; ``-`` before it: the more."""
+    found = each.of(by.removeprefix("-"))
     if found is None:
         return float("inf")
-    return -found.mean if workload.first_by.startswith("-") else found.mean
+    return -found.mean if by.startswith("-") else found.mean
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Evenstep's place, from 1, beside the first entrant; ``behind``: by which share."""
+    """Evenstep's place by a figure, from 1, beside the first; ``behind``: by which share."""
 
     workload: Workload
+    by: str
     place: int
     of: int
     first: Standing
@@ -124,15 +133,29 @@ class Verdict:
         return self.behind <= LEADS
 
 
-def verdict(workload: Workload, found: Sequence[Standing]) -> Verdict | None:
-    """None: evenstep has not run."""
-    names = [each.entrant for each in found]
-    if OURS not in names:
+def verdict(workload: Workload, found: Sequence[Standing], by: str = "") -> Verdict | None:
+    """By the figure that orders the workload, or by another; None: evenstep has no such figure."""
+    by = by or workload.first_by
+    ranked = sorted(found, key=lambda each: (_fails(workload, each), worth(by, each)))
+    place = next((n for n, each in enumerate(ranked) if each.entrant == OURS), None)
+    if place is None or ranked[place].of(by.removeprefix("-")) is None:
         return None
-    place = names.index(OURS)
-    first, ours = worth(workload, found[0]), worth(workload, found[place])
+    first, ours = worth(by, ranked[0]), worth(by, ranked[place])
     behind = (ours - first) / abs(first) if first else float(ours > first)
-    return Verdict(workload, place + 1, len(found), found[0], found[place], behind)
+    if _fails(workload, ranked[place]) and not _fails(workload, ranked[0]):
+        behind = max(behind, 1.0)
+    return Verdict(workload, by, place + 1, len(ranked), ranked[0], ranked[place], behind)
+
+
+def verdicts(tables: Tables) -> list[Verdict]:
+    """Where evenstep is behind in any figure, the furthest first; then where it leads."""
+    judged: list[Verdict] = []
+    for workload, found in tables:
+        for by in dict.fromkeys((workload.first_by, *JUDGED)):
+            each = verdict(workload, found, by)
+            if each is not None and (by == workload.first_by or not each.leads):
+                judged.append(each)
+    return sorted(judged, key=lambda each: (each.leads, 0.0 if each.leads else -each.behind))
 
 
 # --- text -----------------------------------------------------------------------------------------
@@ -147,13 +170,18 @@ def shown(found: Estimate | None, column: Column) -> str:
     return f"{text} ± {found.half_width / column.unit:,.{column.digits}f}"
 
 
-def league_text(folder: Path = DATA) -> str:
-    """What the page has of the kept parts."""
-    tables = [
+def tables_of(folder: Path = DATA) -> Tables:
+    """Every workload with parts."""
+    return [
         (workload, standings(workload, kept))
         for workload in WORKLOADS.values()
         if (kept := kept_parts(workload.name, folder))
     ]
+
+
+def league_text(folder: Path = DATA) -> str:
+    """What the page has of the kept parts."""
+    tables = tables_of(folder)
     if not tables:
         return "Nothing has been measured yet."
     return "\n".join(
@@ -161,26 +189,28 @@ def league_text(folder: Path = DATA) -> str:
     ).rstrip()
 
 
-def _places(tables: Tables) -> Iterator[str]:
-    """Where evenstep stands; where it does not lead comes first, the worst at the top."""
-    found = [each for each in (verdict(*pair) for pair in tables) if each is not None]
-    found.sort(key=lambda each: (each.leads, -each.behind if not each.leads else 0.0))
-    rows = []
-    for each in found:
-        key = each.workload.first_by.removeprefix("-")
-        column = next(column for column in COLUMNS if column.key == key)
-        ours, first = shown(each.ours.of(key), column), shown(each.first.of(key), column)
+def places(tables: Tables) -> Iterator[Sequence[str]]:
+    """Rows of the first table."""
+    columns = {column.key: column for column in COLUMNS}
+    for each in verdicts(tables):
+        key = each.by.removeprefix("-")
+        title = columns[key].title
+        ours, first = (shown(one.of(key), columns[key]) for one in (each.ours, each.first))
+        cells = [f"[{each.workload.name}](#{each.workload.name})", title, ours]
         behind = f"{each.behind:+.1%}" if each.place > 1 else "first"
-        cells = [f"[{each.workload.name}](#{each.workload.name})", _WORDS[key], ours]
         cells += [f"{each.first.entrant}: {first}", behind, f"{each.place} of {each.of}"]
-        rows.append(cells if each.leads else [f"**{cell}**" for cell in cells])
+        yield cells if each.leads else [f"**{cell}**" for cell in cells]
+
+
+def _places(tables: Tables) -> Iterator[str]:
     yield "## Where evenstep stands\n"
     yield (
-        f"Bold, and first: where evenstep is more than {LEADS:.0%} behind. An interval is 95 % "
-        "over seeds; a single seed has none.\n"
+        f"Bold, and first: figures in which evenstep is more than {LEADS:.0%} behind the best. "
+        "Then the figure that orders a workload. An interval is 95 % over seeds; a single seed has "
+        "none.\n"
     )
-    header = ("workload", "by", "evenstep", "the first", "evenstep is behind by", "place")
-    yield words_table(header, rows).markdown() + "\n"
+    header = ("workload", "figure", "evenstep", "the first", "behind by", "place")
+    yield words_table(header, [*places(tables)]).markdown() + "\n"
 
 
 def _tables(tables: Tables, folder: Path) -> Iterator[str]:
@@ -271,10 +301,9 @@ def summarize(left_out: Mapping[str, Mapping[str, str]] | None, folder: Path = D
         folder: of the parts.
     """
     file, pictures = folder / SUMMARY, list[Path]()
-    for workload in WORKLOADS.values():
-        if kept := kept_parts(workload.name, folder):
-            pictures.append(folder / f"{workload.name}.png")
-            draw(workload, standings(workload, kept), pictures[-1])
+    for workload, found in tables_of(folder):
+        pictures.append(folder / f"{workload.name}.png")
+        draw(workload, found, pictures[-1])
     if left_out is None:
         left_out = read_figures(file)["left_out"] if file.exists() else {}
     code = ("tests/bench/league/page.py",)

@@ -36,7 +36,7 @@ DATA = ROOT / "tests/data/league"
 CODE = (*EMULATION, "tests/bench/league/client.py")
 OURS = "evenstep"
 # A run counts as disturbed by a busy machine beyond these: how late requests were sent (99th
-# percentile, wall time), and how late steps ended (mean, as a share of their length).
+# percentile, wall time), and how late steps ended (mean over time, as a share of their length).
 CLIENT_LATE_MS, STEPS_LATE = 25.0, 0.1
 _READY_S = 60.0
 _LONGEST_S = 540.0
@@ -185,4 +185,12 @@ def keep(
     code: Sequence[str] = (*SERVING, *CODE) if entrant.peer == OURS else CODE
     header = origin(Physics.EMULATED, code, physics) | {"commit": commit}
     folder.mkdir(parents=True, exist_ok=True)
-    write_part(folder / f"{workload.name}.json", part_name(entrant.name, seed), found, header)
+    name = part_name(entrant.name, seed)
+    write_part(folder / f"{workload.name}.json", name, _rounded(found), header)
+
+
+def _rounded(found: Any) -> Any:
+    """Numbers with six digits: there are thousands."""
+    if isinstance(found, dict):
+        return {key: _rounded(value) for key, value in found.items()}
+    return float(f"{found:.6g}") if isinstance(found, float) else found

@@ -13,7 +13,7 @@ from loadgen.report.origin import commit
 from router.core.errors import EvenstepError
 from tests.bench.league.entrant import Entrant
 from tests.bench.league.entrants import ENTRANTS
-from tests.bench.league.page import summarize
+from tests.bench.league.page import places, summarize, tables_of
 from tests.bench.league.parts import DATA, is_due, keep, kept_parts, measured
 from tests.bench.league.pins import PEERS
 from tests.bench.league.workloads import WORKLOADS, Workload
@@ -126,4 +126,7 @@ def main() -> None:
         summarize(
             left_out | {name: {"all": peer.cannot} for name, peer in PEERS.items() if peer.cannot}
         )
+    print("\nWhere evenstep is behind comes first:")
+    for row in places(tables_of()):
+        print(" | ".join(row))
     raise SystemExit(1 if failed else 0)

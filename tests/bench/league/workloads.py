@@ -245,7 +245,7 @@ CAP_TOKENS = 256
 # 256 tokens; ``python -m tests.bench.league.capacity`` finds them by simulation.
 CAPACITY = 56.5
 CAPACITY_ALONE = 95.9  # the same ranks without a barrier
-_OPEN_S = 24.0
+_OPEN_S = 18.0
 
 
 def _open(percent: int) -> Workload:
@@ -301,14 +301,14 @@ _ALL = (
         "one rank dies and comes back, another answers 500 at once, at 60 % of the load",
         partial(poisson, {"one": 0.6 * CAPACITY}, _OPEN_S, CAP_TOKENS),
         *(8, 64, 1.0, _PROMPTS, _OPEN_S + 12, _CONVERSATION_MS),
-        faults=(FaultAt(1, "kill", 8.0, 16.0), FaultAt(2, "error", 10.0, 18.0)),
+        faults=(FaultAt(1, "kill", 6.0, 12.0), FaultAt(2, "error", 8.0, 14.0)),
         first_by="failed",
     ),
     Workload(
         "tenants",
         "a quiet tenant, whose figures these are, beside one that sends more than ranks can serve",
-        partial(poisson, {"one": 5.0, "flood": 1.2 * CAPACITY}, 18.0, CAP_TOKENS),
-        *(8, 24, 1.0, _PROMPTS, 36.0, _CONVERSATION_MS),
+        partial(poisson, {"one": 5.0, "flood": 1.2 * CAPACITY}, 14.0, CAP_TOKENS),
+        *(8, 24, 1.0, _PROMPTS, 40.0, _CONVERSATION_MS),
         tenants=True,
     ),
 )

@@ -14,7 +14,15 @@ from loadgen.report.origin import origin, write_part
 from loadgen.traces.trace import load_trace
 from tests.bench.league.client import Client, Place, Sent, figures
 from tests.bench.league.entrant import Engines, Entrant, Running
-from tests.bench.league.page import LEADS, league_text, standings, summarize, verdict
+from tests.bench.league.page import (
+    LEADS,
+    league_text,
+    places,
+    standings,
+    summarize,
+    tables_of,
+    verdict,
+)
 from tests.bench.league.parts import is_due, kept_parts, part_name
 from tests.bench.league.run import parts_of
 from tests.bench.league.workloads import KEYS, WORKLOADS, Workload, chains, piece, text_of
@@ -196,6 +204,25 @@ def test_where_evenstep_is_behind_stands_at_the_top(tmp_path: Path) -> None:
     assert [line.startswith("| **") for line in places] == [True, True, False]
     assert "| third | chat | it needs more |" in text
     assert (tmp_path / "chat.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_figure_in_which_evenstep_is_behind_has_a_row_of_its_own(tmp_path: Path) -> None:
+    kept(tmp_path, OPEN, "evenstep", 0, mean_ttft_ms=1.0, mean_tpot_ms=20.0)
+    kept(tmp_path, OPEN, "other", 0, mean_ttft_ms=2.0, mean_tpot_ms=10.0)
+    kept(tmp_path, OPEN, "failing", 0, mean_ttft_ms=0.5, completed=90, failed=10)
+    rows = [[cell.strip("*") for cell in row] for row in places(tables_of(tmp_path))]
+    assert [(row[1], row[3], row[4], row[5]) for row in rows] == [
+        ("TPOT mean, ms", "other: 10.0", "+100.0%", "2 of 3"),
+        ("TTFT mean, ms", "evenstep: 1", "first", "1 of 3"),
+    ]
+
+
+def test_who_fails_requests_is_behind(tmp_path: Path) -> None:
+    kept(tmp_path, OPEN, "evenstep", 0, mean_ttft_ms=1.0, completed=90, failed=10)
+    kept(tmp_path, OPEN, "other", 0, mean_ttft_ms=2.0)
+    judged = verdict(OPEN, standings(OPEN, kept_parts(OPEN.name, tmp_path)))
+    assert judged is not None
+    assert (judged.place, judged.leads) == (2, False)
 
 
 def test_an_empty_league_says_so(tmp_path: Path) -> None:
