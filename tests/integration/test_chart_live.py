@@ -90,7 +90,7 @@ def test_probes_and_helm_test_see_how_the_router_does(engine: int, tmp_path: Pat
     def probed() -> Mapping[str, int]:
         url = f"http://127.0.0.1:{port}"
         return {
-            kind: httpx.get(url + probe["httpGet"]["path"]).status_code
+            kind: httpx.get(url + probe["httpGet"]["path"], timeout=60).status_code
             for kind, probe in probes(documents).items()
         }
 

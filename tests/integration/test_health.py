@@ -16,7 +16,7 @@ from router.core.types import ASLEEP, PAUSED, WorkerSpec
 from router.engines.health_checks import HealthMonitor, HealthSettings
 from tests.support.scripted import TIMEOUT_S, until
 
-SHORT_S = 0.2
+SHORT_S = 0.5
 MODELS = json.dumps({"object": "list", "data": [{"id": "tiny", "object": "model"}]}).encode()
 
 

@@ -40,7 +40,7 @@ def test_prompts_come_to_the_engine_that_has_their_beginning(tmp_path: Path) -> 
             before = told(router, "prefix_blocks")
             prompt = [number, *range(3, 332)]
             assert complete(router.url, prompt) == 0
-            wait_until(partial(more, router, before), 20.0, "its blocks are told")
+            wait_until(partial(more, router, before), 60.0, "its blocks are told")
             found += [complete(router.url, [*prompt, 7, 7]) for _ in range(2)]
         assert found == [320] * 12
         assert told(router, "kv_event_messages_received_total") > 6

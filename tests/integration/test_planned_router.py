@@ -54,9 +54,11 @@ def test_a_two_stage_plan_routes(evenstep: Run, tmp_path: Path) -> None:
         config = ("--config", str(out / "router.toml"), "--admin-port", str(admin))
         with running_router(tmp_path, *config) as router:
             body = {"model": "emulated", "prompt": "hello", "max_tokens": 4}
-            answers = [httpx.post(f"{router.url}/v1/completions", json=body) for _ in range(3)]
+            url = f"{router.url}/v1/completions"
+            answers = [httpx.post(url, json=body, timeout=60) for _ in range(3)]
             assert [answer.status_code for answer in answers] == [200] * 3
-            shown = httpx.get(f"http://127.0.0.1:{admin}/workers").json()["workers"]
+            told = httpx.get(f"http://127.0.0.1:{admin}/workers", timeout=60)
+            shown = told.json()["workers"]
 
     for chain, worker in zip(plan["chains"], shown, strict=True):
         assert (worker["id"], worker["url"]) == (chain["worker"], chain["url"])

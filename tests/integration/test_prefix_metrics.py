@@ -42,16 +42,16 @@ def test_what_comes_four_times_is_found_three_times_as_it_was_foretold(
     ):
         body = {"model": "m", "max_tokens": 4, **what}
         wait_until(
-            lambda: '"snapshots":"fresh"' in router.get("/health").text.replace(" ", ""),
-            20.0,
-            "engines tell their state",
+            lambda: router.get("/health").text.replace(" ", "").count('"snapshots":"fresh"') == 2,
+            60.0,
+            "both engines tell their state",
         )
         for number in range(1, 5):
             answer = httpx.post(f"{router.url}/v1/{path}", json=body, timeout=30.0)
             answer.raise_for_status()
             wait_until(
                 partial(heard_of, router, number),
-                20.0,
+                60.0,
                 "the engine has told what it found",
             )
         tokens = answer.json()["usage"]["prompt_tokens"]

@@ -286,12 +286,12 @@ def test_the_page_follows_workers_that_are_drained_removed_and_added(
     page: Page, live: Live
 ) -> None:
     admin, worker = f"{live.address}workers", quote(rows(page)[2][0], safe="")
-    assert httpx.post(f"{admin}/{worker}/drain").is_success
+    assert httpx.post(f"{admin}/{worker}/drain", timeout=60).is_success
     wait_until(lambda: rows(page)[2][1] == "draining", 60, "the page shows it")
     assert "1 worker draining" in page.evaluate("document.getElementById('facts').textContent")
-    assert httpx.delete(f"{admin}/{worker}", params={"drain": "true"}).is_success
+    assert httpx.delete(f"{admin}/{worker}", params={"drain": "true"}, timeout=60).is_success
     wait_until(lambda: len(rows(page)) == WORKERS - 1, 60, "it is gone")
-    assert httpx.post(admin, content=live.fleet.workers[2]).is_success
+    assert httpx.post(admin, content=live.fleet.workers[2], timeout=60).is_success
     wait_until(lambda: [row[1] for row in rows(page)] == ["up"] * WORKERS, 60, "it is back")
 
 
