@@ -225,7 +225,7 @@ DECODE = World(
     },
     draw=_draw_loads,
     requests=4000,
-    bars={"throughput": 1.01, "imbalance": 0.54},
+    bars={"throughput": 1.01, "imbalance": 0.7},
 )
 PROMPTS = World(
     name="prompts",
