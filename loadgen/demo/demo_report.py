@@ -108,7 +108,7 @@ def warnings(world: World, runs: Sequence[DemoRun]) -> list[str]:
     if ours and theirs and abs(ours / theirs - 1) > UNLIKE:
         found.append(
             f"{run.name} admitted prompts of {ours:.0f} tokens in its window, {baseline.name} of "
-            f"{theirs:.0f}: not like for like; more --seconds give longer windows"
+            f"{theirs:.0f}: not like for like; more --requests give longer windows"
         )
     return found
 
