@@ -1,9 +1,9 @@
 """Servers that tests start: a process group each, a log file, and an end that always comes."""
 
 import contextlib
-import ctypes
 import functools
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +17,9 @@ import httpx
 
 # Below the ports that the demo and `make up` choose from, and those of outgoing connections.
 _BLOCKS = [range(first, first + 1000) for first in range(6_000, 18_000, 1000)]
+# The server gets SIGTERM when the tests are gone, even if they were killed. A `preexec_fn` would
+# fork the tests' process, whose gRPC threads can hang the child.
+_ENDS_WITH_PARENT = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +105,12 @@ def starting(
     """As ``running``; whether the server is ready is left to ``wait_ready``."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command,
+            [*_ENDS_WITH_PARENT, *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **(environment or {})},
             start_new_session=True,
-            preexec_fn=_end_with_parent,
         )
     server = Server(port, process, log)
     try:
@@ -205,12 +207,6 @@ def wait_ready(server: Server, timeout_s: float, path: str = "/health") -> None:
         raise RuntimeError(f"the server ended with status {status}\n{server.log_tail()}")
     if not _owns_port(server):
         raise RuntimeError(f"another process answers on port {server.port}")
-
-
-def _end_with_parent() -> None:
-    """Get SIGTERM when the tests are gone, even if they were killed."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def _healthy(server: Server, path: str) -> bool:
