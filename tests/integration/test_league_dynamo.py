@@ -51,6 +51,8 @@ def test_tokens_are_the_engines_own() -> None:
     assert ids("/v1/completions", '{"prompt": []}') is None
 
 
+# Slow, since Dynamo's service listens on all addresses: only who asks for it starts it.
+@pytest.mark.slow
 @pytest.mark.skipif(not dynamo.built(), reason="Dynamo's environment has not been built")
 @pytest.mark.parametrize("entrant", dynamo.ENTRANTS, ids=lambda entrant: entrant.name)
 def test_it_foretells_what_engines_have_cached(entrant: Entrant, tmp_path: Path) -> None:
