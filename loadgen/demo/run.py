@@ -144,7 +144,7 @@ def serving(
         ]
         log = files.with_name(f"{files.name}.router.log")
         with Child(serve, log, program[0] if program else None) as router:
-            router.until(lambda: _all_up(url, fleet.ranks), READY_TIMEOUT_S)
+            router.until(lambda: all_up(url, fleet.ranks), READY_TIMEOUT_S)
             yield url, ready["engines"]
 
 
@@ -176,8 +176,8 @@ def _json_file(path: Path) -> Any:
         return None
 
 
-def _all_up(url: str, workers: int) -> bool | None:
-    """True once every worker is up and has told its state, if it does; None before."""
+def all_up(url: str, workers: int) -> bool | None:
+    """True once so many workers are up and have told their state, if they do; None before."""
     try:
         health = httpx.get(f"{url}/health", timeout=HTTP_TIMEOUT_S, trust_env=False).json()
     except httpx.TransportError:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -57,6 +57,30 @@ async def scrape(client: HttpClient, target: Target) -> Scrape | None:
     except UpstreamError:
         return None
     return parse_metrics(body.decode(errors="replace")) or None
+
+
+async def receive(
+    client: HttpClient,
+    url: str,
+    headers: Sequence[tuple[bytes, bytes]],
+    body: bytes,
+    stream: CompletionStream,
+    now: Callable[[], float],
+) -> tuple[int, str | None]:
+    """Send a completion and feed its answer to ``stream``; its status, and what is wrong with it.
+
+    UpstreamError: the server cannot be reached, or the answer broke off.
+    """
+    response = await client.request("POST", url, "/v1/completions", headers, body)
+    try:
+        if response.status != HTTP_OK:
+            message = error_message(await response.read())
+            return response.status, f"HTTP {response.status}: {message}"
+        async for chunk in response:
+            stream.feed(chunk, now())
+    finally:
+        response.close()
+    return response.status, None
 
 
 class Replayer:
@@ -145,11 +169,14 @@ class Replayer:
         if self._sent == len(self._workload.requests):
             self._drain_s = sent_s
             self._scrape_soon("drain")
-        stream = CompletionStream()
+        stream, headers = CompletionStream(), [*self._headers, *_targets(class_)]
+        status: int | None = None
         try:
-            status, error = await self._receive(body, class_, stream)
+            status, error = await receive(
+                self._client, self._target.url, headers, body, stream, self._now
+            )
         except UpstreamError as problem:
-            status, error = None, str(problem)
+            error = str(problem)
         self._results.append(
             RequestResult(
                 prompt_tokens=request.prompt_tokens,
@@ -169,23 +196,6 @@ class Replayer:
         if self._warm_s is None and len(self._results) >= self._warm_count:
             self._warm_s = self._now()
             self._scrape_soon("warm")
-
-    async def _receive(
-        self, body: bytes, class_: RequestClass, stream: CompletionStream
-    ) -> tuple[int | None, str | None]:
-        headers = [*self._headers, *_targets(class_)]
-        response = await self._client.request(
-            "POST", self._target.url, "/v1/completions", headers, body
-        )
-        try:
-            if response.status != HTTP_OK:
-                message = error_message(await response.read())
-                return response.status, f"HTTP {response.status}: {message}"
-            async for chunk in response:
-                stream.feed(chunk, self._now())
-        finally:
-            response.close()
-        return response.status, None
 
     def _complaint(self, request: TraceRequest, stream: CompletionStream) -> str | None:
         if stream.error is not None:

@@ -4,11 +4,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from tests.bench.league.own import EVENSTEP
 from tests.bench.league.parts import kept_parts
 from tests.bench.league.run import run
 from tests.bench.league.workloads import FaultAt, Workload, chat, poisson
-from tests.support.league import EVENSTEP
 
+DEFAULTS = EVENSTEP[0]
 FLEET = ("--step-time", "5e-3,9.5e-8,0,5e-5", "--stream-interval", "4")
 TARGETS_MS = {"ttft": 60_000.0, "tpot": 10_000.0}
 SESSIONS = Workload(
@@ -34,7 +35,7 @@ TENANTS = replace(
 
 
 def test_a_part_is_measured_once(tmp_path: Path) -> None:
-    assert run([EVENSTEP], [SESSIONS], 1, 5.0, tmp_path) == 0
+    assert run([DEFAULTS], [SESSIONS], 1, 5.0, tmp_path) == 0
     file = tmp_path / "sessions.json"
     (name, part), *others = kept_parts("sessions", tmp_path).items()
     assert (name, others) == ("evenstep, seed 0", [])
@@ -52,12 +53,12 @@ def test_a_part_is_measured_once(tmp_path: Path) -> None:
     assert part["router_memory_mb"] > 10
     if not part["busy"]:
         before = file.read_bytes()
-        assert run([EVENSTEP], [SESSIONS], 1, 5.0, tmp_path) == 0
+        assert run([DEFAULTS], [SESSIONS], 1, 5.0, tmp_path) == 0
         assert file.read_bytes() == before
 
 
 def test_figures_are_the_quiet_tenants_and_failures_have_kinds(tmp_path: Path) -> None:
-    assert run([EVENSTEP], [TENANTS], 1, 5.0, tmp_path) == 0
+    assert run([DEFAULTS], [TENANTS], 1, 5.0, tmp_path) == 0
     (part,) = kept_parts("tenants", tmp_path).values()
     asked = [ask.tenant for session in TENANTS.sessions(0) for ask in session]
     counted = asked[len(asked) // 5 :]

@@ -15,13 +15,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.emulator.record import StepRecord
 from loadgen.replay.replay_results import RequestResult, Run, Window, summarize
-from loadgen.replay.stream import CompletionStream, error_message
+from loadgen.replay.replayer import HTTP_OK, receive
+from loadgen.replay.stream import CompletionStream
 from router.core.errors import UpstreamError
 from router.core.step_time import StepTime
 from router.engines.http_client import HttpClient
 from tests.bench.league.workloads import KEYS, Ask, Session, Workload
 
-HTTP_OK = 200
 _MOST_TOKENS = 4096  # ``max_tokens`` of every request: it tells nothing of the length
 _CONTROL_TIMEOUT_S = 10.0
 _NUMBERS = re.compile(r"\d+")
@@ -146,7 +146,9 @@ class Client:
         ]
         status, error = None, None
         try:
-            status, error = await self._receive(headers, body, stream)
+            status, error = await receive(
+                self._http, self._place.url, headers, body, stream, self._now
+            )
         except UpstreamError as problem:
             error = str(problem)
         ended_s = self._now()
@@ -162,22 +164,6 @@ class Client:
             error=error or _complaint(ask, stream),
         )
         return ended_s
-
-    async def _receive(
-        self, headers: list[tuple[bytes, bytes]], body: bytes, stream: CompletionStream
-    ) -> tuple[int, str | None]:
-        response = await self._http.request(
-            "POST", self._place.url, "/v1/completions", headers, body
-        )
-        try:
-            if response.status != HTTP_OK:
-                message = error_message(await response.read())
-                return response.status, f"HTTP {response.status}: {message}"
-            async for chunk in response:
-                stream.feed(chunk, self._now())
-        finally:
-            response.close()
-        return response.status, None
 
     async def _faults(self) -> None:
         events = [

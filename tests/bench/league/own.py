@@ -7,8 +7,9 @@ from math import log
 from pathlib import Path
 from types import MappingProxyType
 
+from loadgen.demo.run import all_up
 from tests.bench.league.entrant import Engines, Entrant, Running
-from tests.bench.league.starting import answer, router, samples, told
+from tests.bench.league.starting import router, samples, told
 from tests.support.server import free_port
 
 # As long as the other routers let a request wait; requests that may wait.
@@ -45,15 +46,6 @@ def weights(rule: str, engines: Engines) -> str:
     return by_cost[min(by_cost, key=lambda each: abs(log(each / cost)))]
 
 
-def _routes(url: str, engines: Engines) -> bool:
-    """Whether every worker is up and has told its state, if it tells any."""
-    got = answer(f"{url}/health")
-    groups = {} if got is None else got.json()["groups"]
-    workers = [worker for group in groups.values() for worker in group["workers"]]
-    heard = [one for one in workers if one["up"] and one["snapshots"] in ("fresh", "none")]
-    return len(heard) == len(engines.workers)
-
-
 def _evenstep(name: str, what: str, *flags: str, tuned: str = "") -> Entrant:
     @contextlib.contextmanager
     def start(engines: Engines, folder: Path) -> Iterator[Running]:
@@ -74,7 +66,7 @@ def _evenstep(name: str, what: str, *flags: str, tuned: str = "") -> Entrant:
             command,
             port,
             folder / "router.log",
-            lambda: _routes(url, engines),
+            lambda: bool(all_up(url, len(engines.workers))),
             lambda: told(samples(f"{url}/metrics"), _FIGURES, engines),
         ) as running:
             yield running
