@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadgen.emulator.generation import HIDDEN_LENGTH
 from loadgen.emulator.record import StepRecord
 from loadgen.replay.replay_results import RequestResult, Run, Window, summarize
 from loadgen.replay.replayer import HTTP_OK, receive
@@ -43,12 +44,17 @@ class Place:
         engines: URLs of the engines behind it.
         control: the emulator's fault port.
         model: that requests name.
+        hidden_lengths: whether engines end an answer at the request's hidden length; else the
+            model ends it, or the longest answer that the workload asks for.
+        salt: before every prompt, so that caches of engines that have run before know none of them.
     """
 
     url: str
     engines: Sequence[str]
     control: str
     model: str
+    hidden_lengths: bool = True
+    salt: str = ""
 
 
 @dataclass(slots=True)
@@ -79,9 +85,12 @@ class Client:
         self._http = HttpClient(connect_timeout_s=10.0)
         self._sent = Sent()
         self._start_s = 0.0
+        self._most_tokens = _MOST_TOKENS
 
     async def run(self, sessions: Sequence[Session], timeout_s: float) -> Sent:
         """Wait for all answers, so many wall seconds at most."""
+        if not self._place.hidden_lengths:
+            self._most_tokens = max(ask.output_tokens for session in sessions for ask in session)
         bodies = [[self._body(ask) for ask in session] for session in sessions]
         numbered = iter([*enumerate(zip(sessions, bodies, strict=True))])
         self._start_s, self._sent.start_unix_s = time.monotonic(), time.time()
@@ -106,17 +115,17 @@ class Client:
         return time.monotonic() - self._start_s
 
     def _body(self, ask: Ask) -> bytes:
-        return msgspec.json.encode(
-            {
-                "model": self._place.model,
-                "prompt": ask.prompt,
-                "max_tokens": _MOST_TOKENS,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-                "temperature": 0,
-                "vllm_xargs": {"evenstep_output_tokens": ask.output_tokens},
-            }
-        )
+        body: dict[str, object] = {
+            "model": self._place.model,
+            "prompt": self._place.salt + ask.prompt,
+            "max_tokens": self._most_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": 0,
+        }
+        if self._place.hidden_lengths:
+            body["vllm_xargs"] = {HIDDEN_LENGTH: ask.output_tokens}
+        return msgspec.json.encode(body)
 
     async def _in_turn(self, sessions: Iterator[tuple[int, Any]]) -> None:
         for number, (session, bodies) in sessions:
@@ -161,9 +170,19 @@ class Client:
             first_s=stream.first_s,
             end_s=ended_s,
             status=status,
-            error=error or _complaint(ask, stream),
+            error=error or self._complaint(ask, stream),
         )
         return ended_s
+
+    def _complaint(self, ask: Ask, stream: CompletionStream) -> str | None:
+        if stream.error is not None:
+            return stream.error
+        if not stream.done:
+            return "the stream ended without [DONE]"
+        # A router may drop the usage; then nothing tells how many tokens there were.
+        if self._place.hidden_lengths and stream.output_tokens not in (None, ask.output_tokens):
+            return "another number of tokens than the request's hidden length"
+        return None
 
     async def _faults(self) -> None:
         events = [
@@ -180,17 +199,6 @@ class Client:
             assert answer.status == HTTP_OK, text
 
 
-def _complaint(ask: Ask, stream: CompletionStream) -> str | None:
-    if stream.error is not None:
-        return stream.error
-    if not stream.done:
-        return "the stream ended without [DONE]"
-    # A router may drop the usage; then nothing tells how many tokens there were.
-    if stream.output_tokens not in (None, ask.output_tokens):
-        return "another number of tokens than the request's hidden length"
-    return None
-
-
 async def counters(engines: Sequence[str]) -> Sequence[float]:
     """Prompt tokens that all engines found in caches, looked for there, and were asked."""
     http = HttpClient(connect_timeout_s=10.0)
@@ -201,9 +209,12 @@ async def counters(engines: Sequence[str]) -> Sequence[float]:
                 text = (await (await http.request("GET", url, "/metrics")).read()).decode()
         except (TimeoutError, UpstreamError):
             return [0.0] * len(_COUNTERS)  # a rank that is dead
-        families = text_string_to_metric_families(text)
-        values = {each.name: each.value for family in families for each in family.samples}
-        return [values[name] for name in _COUNTERS]
+        values = dict.fromkeys(_COUNTERS, 0.0)
+        for family in text_string_to_metric_families(text):
+            for each in family.samples:  # one for each engine behind the URL
+                if each.name in values:
+                    values[each.name] += each.value
+        return [*values.values()]
 
     try:
         return [sum(each) for each in zip(*await asyncio.gather(*map(one, engines)), strict=True)]

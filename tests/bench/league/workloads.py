@@ -1,7 +1,8 @@
 """What the league's requests and engines are: all of it from a seed.
 
-Prompts are text, of which four characters are a token in emulated engines. Where they share a
-beginning, they share it to the character, so that routers that know texts alone see it too.
+Prompts are text, of which four characters are a token in emulated engines, and nearly so in real
+ones. Where they share a beginning, they share it to the character, so that routers that know texts
+alone see it too.
 """
 
 import hashlib
@@ -16,9 +17,19 @@ from loadgen.traces.trace import TraceRequest, load_trace
 # What every client sends as its API key, by tenant; a router may take them as its keys.
 KEYS = {"one": "sk-league-one-0123456789abcdef", "flood": "sk-league-flood-0123456789abcdef"}
 
-_WORD_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+# Each with the space behind it is a token of a trained tokenizer, and four characters.
+_LIST = (
+    "the and for are but not you all any can had her was one our out day get has him his how "
+    "man new now old see two way who boy did its let put say she too use air ask bad bag bar "
+    "bed big bit box bus buy car cat cut dog dry due ear eat egg end eye far few fit fly fun "
+    "gas got guy hit hot ice job key kid law lay leg lie lot low map may mix net nor off oil "
+    "own pay per pop red rid row run sad sea set sit six sky son sun tax tea ten top try war "
+    "wet why win yes yet "
+)
+_WORDS = _LIST.split()
 _BANK_WORDS = 1 << 16
 _LONGEST_PIECE = 20_000
+_NAME_WORDS = 5  # of 115 words: more than 1 << 32
 _SPREAD, _HASH = 40_503, 2_654_435_761  # odd: neighbouring keys begin far apart
 _OWN_KEYS = 1 << 24  # above all ids of blocks
 
@@ -108,15 +119,18 @@ class Workload:
 @cache
 def _bank() -> str:
     rng = random.Random("league")
-    words = ["".join(rng.choices(_WORD_LETTERS, k=CHARS_PER_TOKEN - 1)) for _ in range(4096)]
-    return "".join(f"{word} " for word in rng.choices(words, k=_BANK_WORDS + _LONGEST_PIECE))
+    return "".join(f"{word} " for word in rng.choices(_WORDS, k=_BANK_WORDS + _LONGEST_PIECE))
 
 
 def piece(key: int, tokens: int) -> str:
-    """Text of so many tokens; texts of two keys differ from their first characters on."""
+    """Text of so many tokens; texts of two keys differ in their first five words."""
     start = key * _SPREAD % _BANK_WORDS * CHARS_PER_TOKEN
     rest = _bank()[start : start + tokens * CHARS_PER_TOKEN]
-    return (f"{key * _HASH % (1 << 32):08x}" + rest)[: tokens * CHARS_PER_TOKEN]
+    number, name = key * _HASH % (1 << 32), ""
+    for _ in range(_NAME_WORDS):
+        number, digit = divmod(number, len(_WORDS))
+        name += f"{_WORDS[digit]} "
+    return (name + rest)[: tokens * CHARS_PER_TOKEN]
 
 
 def text_of(request: TraceRequest) -> str:
