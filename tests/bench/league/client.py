@@ -233,15 +233,16 @@ def figures(
     Where there are several tenants, the figures of all are those of the tenant ``one``.
     """
     warm = int(len(sent.results) * workload.warmup)
-    pairs = [*zip(sent.results, sent.tenants, strict=True)][warm:]
+    begin_s = next((each.sent_s for each in sent.results[warm:] if each is not None), 0.0)
+    pairs = _counted(workload, sent, warm, begin_s)
     late_ms = [1e3 * (each.sent_s - each.scheduled_s) for each in sent.results if each]
     hits, queries, asked = counted
     tenants = sorted(set(sent.tenants))
     each = {of: [result for result, by in pairs if by == of] for of in tenants}
     return {
-        **of_requests(workload, sent, each["one"]),
-        **{of: of_requests(workload, sent, each[of]) for of in tenants if of != "one"},
-        "tokens_per_s": _tokens_per_s(workload, sent, warm),
+        **of_requests(workload, sent, each["one"], begin_s),
+        **{of: of_requests(workload, sent, each[of], begin_s) for of in tenants if of != "one"},
+        "tokens_per_s": _tokens_per_s(workload, sent, begin_s),
         "requests": len(sent.results),
         "hit_share": hits / queries if queries else None,
         **of_steps(workload, record, asked - hits),
@@ -250,20 +251,39 @@ def figures(
     }
 
 
-def _tokens_per_s(workload: Workload, sent: Sent, warm: int) -> float | None:
+def _counted(
+    workload: Workload, sent: Sent, warm: int, begin_s: float
+) -> Sequence[tuple[RequestResult | None, str]]:
+    """Requests that figures are of, with their tenants.
+
+    Of clients that wait, requests are counted by their end: those that a router let lie since the
+    warm-up hold clients, and would make all others look fast.
+    """
+    pairs = [*zip(sent.results, sent.tenants, strict=True)]
+    if not workload.clients:
+        return pairs[warm:]
+    return [
+        (each, tenant)
+        for each, tenant in pairs
+        if each is None or begin_s <= each.end_s <= sent.sent_last_s
+    ]
+
+
+def _tokens_per_s(workload: Workload, sent: Sent, begin_s: float) -> float | None:
     """All tenants' tokens while requests were sent, without the warm-up."""
     done = [each for each in sent.results if each is not None and each.error is None]
-    first = next((each.sent_s for each in sent.results[warm:] if each is not None), 0.0)
-    if not done or first >= sent.sent_last_s:
+    if not done or begin_s >= sent.sent_last_s:
         return None
-    window = Window(first, sent.sent_last_s)
+    window = Window(begin_s, sent.sent_last_s)
     run = Run(done, len(done), len(done), window, window)
     steady = cast(Any, summarize(run, {}, workload.time_scale, {}))["steady"]
     return cast(float, steady["output_throughput"])
 
 
-def of_requests(workload: Workload, sent: Sent, results: Sequence[RequestResult | None]) -> Figures:
-    """Of some of the requests."""
+def of_requests(
+    workload: Workload, sent: Sent, results: Sequence[RequestResult | None], begin_s: float
+) -> Figures:
+    """Of some of the requests, counted since ``begin_s``."""
     ended = [each for each in results if each is not None]
     first_s = min((each.scheduled_s for each in ended), default=0.0)
     span = Window(first_s, max((each.end_s for each in ended), default=first_s))
@@ -271,7 +291,7 @@ def of_requests(workload: Workload, sent: Sent, results: Sequence[RequestResult 
     report = cast(Any, summarize(run, {}, workload.time_scale, workload.targets_ms))
     good = (report["request_goodput"] or 0.0) * span.length_s / workload.time_scale
     # Per second in which requests were sent: how long the last answer takes makes none good.
-    sending_s = max(sent.sent_last_s - first_s, 1e-9) / workload.time_scale
+    sending_s = max(sent.sent_last_s - begin_s, 1e-9) / workload.time_scale
     errors = Counter[str]()
     for message, count in report["errors"].items():
         errors[_NUMBERS.sub("N", message)[:100]] += count

@@ -60,15 +60,14 @@ def answer(url: str) -> httpx.Response | None:
 
 
 def samples(url: str) -> list[Sample]:
-    """All samples of a page of metrics."""
-    got = answer(url)
-    if got is None:
-        return []
-    return [
-        (sample.name, sample.labels, sample.value)
-        for family in text_string_to_metric_families(got.text)
-        for sample in family.samples
-    ]
+    """All samples of a page of metrics, but for lines that the format does not allow."""
+    got, found = answer(url), list[Sample]()
+    for line in got.text.splitlines() if got is not None else ():
+        # Line by line: vllm-router has metrics with a label twice.
+        with contextlib.suppress(ValueError):
+            for family in text_string_to_metric_families(line):
+                found += [(each.name, each.labels, each.value) for each in family.samples]
+    return found
 
 
 def told(

@@ -81,7 +81,8 @@ class Workload:
         engine_s: engine seconds that it takes, about.
         targets_ms: of a good request, as ``evenstep replay --goodput``.
         clients: that each wait for their answer; 0: requests come by their times.
-        warmup: share of the requests, the first ones, that no figure counts.
+        warmup: share of the requests, the first ones, that no figure counts; of clients that wait,
+            figures count what ends after these were sent, until the last one is sent.
         faults: during it.
         tenants: whether there are several.
         first_by: figure by which entrants are ordered; ``-`` before it: the most is first.
@@ -284,9 +285,9 @@ _ALL = (
     Workload(
         "decode-saturated",
         "decode only, more clients than slots: every free slot is taken at once",
-        partial(closed, 3000, 400),
+        partial(closed, 4500, 400),
         *(8, 32, 4.0, ("--step-time", "4.95e-3,9.5e-8", "--stream-interval", "16")),
-        engine_s=6.0,
+        engine_s=9.0,
         targets_ms={"ttft": 500.0, "tpot": 12.0},
         clients=320,
         warmup=0.3,
