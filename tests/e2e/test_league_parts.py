@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 
 from tests.bench.league.own import EVENSTEP
-from tests.bench.league.parts import kept_parts
-from tests.bench.league.run import run
+from tests.bench.league.parts import emulated, kept_parts
+from tests.bench.league.run import on_real_engines, run
 from tests.bench.league.workloads import FaultAt, Workload, chat, poisson
 
 DEFAULTS = EVENSTEP[0]
@@ -66,3 +66,22 @@ def test_figures_are_the_quiet_tenants_and_failures_have_kinds(tmp_path: Path) -
     assert part["flood"]["completed"] + part["flood"]["failed"] == counted.count("flood")
     assert sum(part["errors"].values()) == part["failed"]
     assert part["lost"] == part["flood"]["lost"] == 0
+
+
+def test_the_league_stands_before_engines_that_run_already(tmp_path: Path) -> None:
+    """Emulated ones stand for them: the league is told of their URLs alone."""
+    out = tmp_path / "out"
+    with emulated(replace(SESSIONS, time_scale=0.2), 0, tmp_path) as (engines, _):
+        league = on_real_engines(" ".join(engines.workers), out)
+        chats = [league.workloads["chat"]]
+        assert run([DEFAULTS], chats, 1, 5.0, league.folder, league.engines_of) == 0
+        league.finish()
+    (part,) = kept_parts("chat", out).values()
+    assert (part["failed"], part["origin"]["engines"]) == (0, "real")
+    assert part["completed"] > 5
+    assert 0 < part["hit_share"] < 1
+    page = (out / "league.md").read_text()
+    assert "requests/s of Azure's conversation lengths" in page
+    assert "Answers end at lengths that no router sees." in page
+    assert "| **evenstep** |" in page or "| **evenstep †** |" in page
+    assert "![chat](chat.png)" in page

@@ -28,7 +28,7 @@ MODEL = "dummy"
 CHUNK_TOKENS = 8192
 READY_S = 400.0
 _asked = itertools.count()
-_LLAMA = {
+LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_act": "silu",
@@ -176,7 +176,7 @@ class Machine:
     def _shaped(self) -> str:
         model = self.folder / self.shape
         model.mkdir(parents=True, exist_ok=True)
-        (model / "config.json").write_text(json.dumps({**_LLAMA, **SHAPES[self.shape]}))
+        (model / "config.json").write_text(json.dumps({**LLAMA, **SHAPES[self.shape]}))
         return str(model)
 
 

@@ -19,6 +19,9 @@ class Engines:
         model: what requests name.
         time_scale: wall seconds per engine second.
         step_time: C, t_l, t_r and t_p of the engines, in engine seconds; empty: not told.
+        control: the emulator's fault port; empty: real engines.
+        hidden_lengths: whether an answer ends at the request's hidden length.
+        used: whether engines have served before, and may have prompts in their caches.
     """
 
     urls: Sequence[str]
@@ -29,6 +32,9 @@ class Engines:
     model: str
     time_scale: float
     step_time: Sequence[float] = ()
+    control: str = ""
+    hidden_lengths: bool = True
+    used: bool = False
 
 
 @dataclass(frozen=True, slots=True)

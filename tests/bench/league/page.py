@@ -3,9 +3,9 @@
 python -m tests.bench.league.page    # draws the pictures; docs.generate writes the page
 """
 
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,152 +13,43 @@ from docs.kept_figures import words_table
 from docs.markdown import code
 from docs.measured import measured
 from loadgen.report.charts import COLOURS, finish, panels, save
-from loadgen.report.intervals import Estimate, estimate
+from loadgen.report.intervals import Estimate
 from loadgen.report.origin import KEY, Engines, origin, read_figures, write_figures
-from tests.bench.league.parts import DATA, kept_parts
+from tests.bench.league.parts import DATA, OURS
+from tests.bench.league.standings import (
+    COLUMNS,
+    LEADS,
+    PLACED,
+    Column,
+    Standing,
+    Tables,
+    Verdict,
+    behind,
+    tables_of,
+    verdict,
+)
 from tests.bench.league.workloads import WORKLOADS, Workload
 
-OURS = "evenstep"
 SUMMARY = "league.json"
-# Evenstep leads where its figure is at most so much worse than the first one's.
-LEADS = 0.03
-# Entrants that fail more of the requests stand after all others, however fast the rest was.
-MOST_FAILED = 0.01
+# Where the site has the pictures.
+PICTURES = "../../tests/data/league/"
+_BY_KEY = {column.key: column for column in COLUMNS}
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A figure of the tables: the value over ``unit``, or of ``value``."""
-
-    title: str
-    key: str
-    unit: float = 1.0
-    digits: int = 0
-    interval: bool = True
-
-
-COLUMNS = (
-    Column("TTFT mean, ms", "mean_ttft_ms"),
-    Column("TTFT p99, ms", "p99_ttft_ms"),
-    Column("TPOT mean, ms", "mean_tpot_ms", digits=1),
-    Column("TPOT p99, ms", "p99_tpot_ms", digits=1),
-    Column("whole answer mean, s", "mean_e2el_ms", 1e3, 2),
-    Column("whole answer p99, s", "p99_e2el_ms", 1e3, 2),
-    Column("tokens/s", "tokens_per_s"),
-    Column("good/s", "goodput_per_s", digits=1),
-    Column("cache hits, %", "hit_share", 0.01, 1),
-    Column("idle, %", "idle_share", 0.01, 1),
-    Column("failed, lost", "failed", digits=1, interval=False),
-    Column("router CPU, s", "router_cpu_s", digits=1, interval=False),
-    Column("MB", "router_memory_mb", interval=False),
-)
-# Figures in which evenstep may be behind, besides the one that orders a workload.
-JUDGED = (
-    "mean_ttft_ms",
-    "p99_ttft_ms",
-    "mean_tpot_ms",
-    "mean_e2el_ms",
-    "-tokens_per_s",
-    "-goodput_per_s",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """An entrant in one workload: the parts of its seeds."""
-
-    entrant: str
-    parts: Sequence[Mapping[str, Any]]
-
-    def of(self, key: str) -> Estimate | None:
-        """Mean over seeds; None: some seed has no such figure."""
-        values = [part.get(key) for part in self.parts]
-        numbers = [float(value) for value in values if isinstance(value, int | float)]
-        return estimate(numbers) if len(numbers) == len(values) else None
-
-    @property
-    def failed_share(self) -> float:
-        asked = sum(part["completed"] + part["failed"] for part in self.parts)
-        return float(sum(part["failed"] for part in self.parts) / max(asked, 1))
-
-    @property
-    def busy(self) -> bool:
-        return any(part["busy"] for part in self.parts)
-
-
-Tables = Sequence[tuple[Workload, Sequence[Standing]]]
-
-
-def standings(workload: Workload, parts: Mapping[str, Mapping[str, Any]]) -> list[Standing]:
-    """Entrants, the best first."""
-    by_name: dict[str, list[Mapping[str, Any]]] = {}
-    for name, part in parts.items():
-        by_name.setdefault(name.rpartition(", seed ")[0], []).append(part)
-    found = [Standing(name, each) for name, each in by_name.items()]
-    return sorted(found, key=partial(_order, workload))
-
-
-def _order(workload: Workload, each: Standing) -> tuple[bool, float, float]:
-    ttft = each.of("mean_ttft_ms")
-    value = worth(workload.first_by, each)
-    return _fails(workload, each), value, float("inf") if ttft is None else ttft.mean
-
-
-def _fails(workload: Workload, each: Standing) -> bool:
-    return workload.first_by != "failed" and each.failed_share > MOST_FAILED
-
-
-def worth(by: str, each: Standing) -> float:
-    """A figure, the less the better; ``-`` before it: the more."""
-    found = each.of(by.removeprefix("-"))
-    if found is None:
-        return float("inf")
-    return -found.mean if by.startswith("-") else found.mean
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Evenstep's place by a figure, from 1, beside the first; ``behind``: by which share."""
-
-    workload: Workload
-    by: str
-    place: int
-    of: int
-    first: Standing
-    ours: Standing
-    behind: float
-
-    @property
-    def leads(self) -> bool:
-        return self.behind <= LEADS
-
-
-def verdict(workload: Workload, found: Sequence[Standing], by: str = "") -> Verdict | None:
-    """By the figure that orders the workload, or by another; None: evenstep has no such figure."""
-    by = by or workload.first_by
-    ranked = sorted(found, key=lambda each: (_fails(workload, each), worth(by, each)))
-    place = next((n for n, each in enumerate(ranked) if each.entrant == OURS), None)
-    if place is None or ranked[place].of(by.removeprefix("-")) is None:
-        return None
-    first, ours = worth(by, ranked[0]), worth(by, ranked[place])
-    behind = (ours - first) / abs(first) if first else float(ours > first)
-    if _fails(workload, ranked[place]) and not _fails(workload, ranked[0]):
-        behind = max(behind, 1.0)
-    return Verdict(workload, by, place + 1, len(ranked), ranked[0], ranked[place], behind)
-
-
-def verdicts(tables: Tables) -> list[Verdict]:
-    """Where evenstep is behind in any figure, the furthest first; then where it leads."""
-    judged: list[Verdict] = []
-    for workload, found in tables:
-        for by in dict.fromkeys((workload.first_by, *JUDGED)):
-            each = verdict(workload, found, by)
-            if each is not None and (by == workload.first_by or not each.leads):
-                judged.append(each)
-    return sorted(judged, key=lambda each: (each.leads, 0.0 if each.leads else -each.behind))
-
-
-# --- text -----------------------------------------------------------------------------------------
+def league_text(
+    folder: Path = DATA,
+    workloads: Mapping[str, Workload] = WORKLOADS,
+    pictures: str = PICTURES,
+) -> str:
+    """What the page has of the kept parts; ``pictures``: where they are, from the page."""
+    tables = tables_of(folder, workloads)
+    if not tables:
+        return "Nothing has been measured yet."
+    parts = (
+        *(_behind(tables), _places(tables), _tables(tables, folder, pictures)),
+        *(_entrants(tables), _evidence(tables), _left_out(folder)),
+    )
+    return "\n".join(line for part in parts for line in part).rstrip()
 
 
 def shown(found: Estimate | None, column: Column) -> str:
@@ -170,58 +61,87 @@ def shown(found: Estimate | None, column: Column) -> str:
     return f"{text} ± {found.half_width / column.unit:,.{column.digits}f}"
 
 
-def tables_of(folder: Path = DATA) -> Tables:
-    """Every workload with parts."""
-    return [
-        (workload, standings(workload, kept))
-        for workload in WORKLOADS.values()
-        if (kept := kept_parts(workload.name, folder))
-    ]
+# --- evenstep's places ----------------------------------------------------------------------------
 
 
-def league_text(folder: Path = DATA) -> str:
-    """What the page has of the kept parts."""
-    tables = tables_of(folder)
-    if not tables:
-        return "Nothing has been measured yet."
-    return "\n".join(
-        [*_places(tables), *_tables(tables, folder), *_entrants(tables), *_left_out(folder)]
-    ).rstrip()
+def _figure(by: str, each: Standing) -> str:
+    key = by.removeprefix("-")
+    return shown(each.of(key), _BY_KEY[key])
 
 
-def places(tables: Tables) -> Iterator[Sequence[str]]:
-    """Rows of the first table."""
-    columns = {column.key: column for column in COLUMNS}
-    for each in verdicts(tables):
+def _link(workload: Workload) -> str:
+    return f"[{workload.name}](#{workload.name})"
+
+
+@cache
+def reasons() -> Mapping[str, Mapping[str, str]]:
+    """Why evenstep is behind, by workload and figure."""
+    file = Path(__file__).with_name("reasons.toml")
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def losses(tables: Tables) -> Iterator[Sequence[str]]:
+    """Rows of the table of figures in which evenstep is behind."""
+    for each in behind(tables):
         key = each.by.removeprefix("-")
-        title = columns[key].title
-        ours, first = (shown(one.of(key), columns[key]) for one in (each.ours, each.first))
-        cells = [f"[{each.workload.name}](#{each.workload.name})", title, ours]
-        behind = f"{each.behind:+.1%}" if each.place > 1 else "first"
-        cells += [f"{each.first.entrant}: {first}", behind, f"{each.place} of {each.of}"]
-        yield cells if each.leads else [f"**{cell}**" for cell in cells]
+        yield (
+            _link(each.workload),
+            _BY_KEY[key].title,
+            _figure(each.by, each.ours),
+            f"{each.first.entrant}: {_figure(each.by, each.first)}",
+            f"{each.behind:.1%}",
+            f"{each.place} of {each.of}",
+            reasons().get(each.workload.name, {}).get(key, "not yet known"),
+        )
+
+
+def _behind(tables: Tables) -> Iterator[str]:
+    yield "## Where evenstep is behind\n"
+    rows = [*losses(tables)]
+    if not rows:
+        yield f"In no figure by more than {LEADS:.0%}.\n"
+        return
+    yield f"All figures in which it is more than {LEADS:.0%} behind the first, the worst first.\n"
+    header = ("workload", "figure", "evenstep", "the first", "behind by", "place", "why")
+    yield words_table(header, rows).markdown() + "\n"
+
+
+def _place(each: Verdict | None) -> str:
+    if each is None:
+        return "–"
+    text = f"{_figure(each.by, each.ours)}, {each.place} of {each.of}"
+    if each.ahead is None or each.peer is None:
+        return text
+    return f"{text} (x {each.ahead:.2f} of {each.peer.entrant})"
 
 
 def _places(tables: Tables) -> Iterator[str]:
-    yield "## Where evenstep stands\n"
+    yield "## Evenstep's places\n"
     yield (
-        f"Bold, and first: figures in which evenstep is more than {LEADS:.0%} behind the best. "
-        "Then the figure that orders a workload. An interval is 95 % over seeds; a single seed has "
-        "none.\n"
+        "Its figure, its place among all entrants, and by how many times it is better than the "
+        "best other product (below 1: worse).\n"
     )
-    header = ("workload", "figure", "evenstep", "the first", "behind by", "place")
-    yield words_table(header, [*places(tables)]).markdown() + "\n"
+    rows = [
+        (_link(workload), *(_place(verdict(workload, found, by)) for by in PLACED))
+        for workload, found in tables
+    ]
+    titles = (_BY_KEY[by.removeprefix("-")].title for by in PLACED)
+    yield words_table(("workload", *titles), rows).markdown() + "\n"
 
 
-def _tables(tables: Tables, folder: Path) -> Iterator[str]:
+# --- workloads ------------------------------------------------------------------------------------
+
+
+def engines_of(found: Sequence[Standing]) -> str:
+    """What the engines of a workload were, in words."""
+    kinds = {part[KEY]["engines"] for each in found for part in each.parts}
+    return f"{', '.join(sorted(kinds))} engines"
+
+
+def _tables(tables: Tables, folder: Path, pictures: str) -> Iterator[str]:
     for workload, found in tables:
-        most = max(len(each.parts) for each in found)
         yield f"## {workload.name}\n"
-        yield (
-            f"{workload.what[0].upper()}{workload.what[1:]}. {workload.ranks} emulated ranks of "
-            f"{workload.slots} slots, time scale {workload.time_scale:g}, seeds: {most}. Good: "
-            f"{', '.join(f'{k} {v:g} ms' for k, v in workload.targets_ms.items())} at most.\n"
-        )
+        yield _setting(workload, found) + "\n"
         rows = []
         for each in found:
             name = f"{each.entrant}{' †' if each.busy else ''}"
@@ -232,7 +152,32 @@ def _tables(tables: Tables, folder: Path) -> Iterator[str]:
         if any(each.busy for each in found):
             yield "† the machine was too busy during a run; the next call repeats it.\n"
         if (folder / f"{workload.name}.png").exists():
-            yield f"![{workload.name}](../../tests/data/league/{workload.name}.png)\n"
+            yield f"![{workload.name}]({pictures}{workload.name}.png)\n"
+
+
+def _setting(workload: Workload, found: Sequence[Standing]) -> str:
+    most = max(len(each.parts) for each in found)
+    targets = ", ".join(f"{k} {v:.4g} ms" for k, v in workload.targets_ms.items())
+    text = (
+        f"{workload.what[0].upper()}{workload.what[1:]}. {workload.ranks} {engines_of(found)} of "
+        f"{workload.slots} slots, time scale {workload.time_scale:g}, seeds: {most}. "
+        f"Good: {targets} at most."
+    )
+    relayed = [
+        part["evidence"]
+        for each in found
+        for part in each.parts
+        if isinstance(part.get("evidence"), dict) and "relay_overhead_p50_s" in part["evidence"]
+    ]
+    if relayed:
+        p50, p99 = (
+            1e3 * max(each[f"relay_overhead_{of}_s"] for each in relayed) for of in ("p50", "p99")
+        )
+        text += f" The relay adds {p50:.2f} ms to a request (p50; p99 {p99:.1f}), of wall time."
+    return text
+
+
+# --- entrants -------------------------------------------------------------------------------------
 
 
 def _entrants(tables: Tables) -> Iterator[str]:
@@ -249,6 +194,36 @@ def _entrants(tables: Tables) -> Iterator[str]:
     ]
     yield "## Entrants\n"
     yield words_table(("", "of PyPI", "flags", "where a request goes"), rows).markdown() + "\n"
+
+
+def counted(evidence: Mapping[str, float]) -> dict[str, float]:
+    """A router's own figures; those of single engines, which a number tells, added up."""
+    sums: dict[str, float] = {}
+    for key, value in evidence.items():
+        name = " ".join(word for word in key.split() if not word.isdigit())
+        sums[name] = sums.get(name, 0.0) + value
+    return {name: value for name, value in sums.items() if value}
+
+
+def _evidence(tables: Tables) -> Iterator[str]:
+    """What each told of itself after a run, of the last workload that it was in."""
+    told: dict[str, tuple[str, Any]] = {}
+    for workload, found in tables:
+        for each in found:
+            if each.parts[-1].get("evidence"):
+                told[each.entrant] = workload.name, each.parts[-1]["evidence"]
+    if not told:
+        return
+    yield "## What reached each of them\n"
+    yield "Counters of the routers themselves after one run, those that are not 0.\n"
+    rows = []
+    for name, (load, evidence) in sorted(told.items()):
+        if isinstance(evidence, dict):
+            text = ", ".join(f"{code(k)} {v:,.6g}" for k, v in counted(evidence).items())
+        else:
+            text = f"it told nothing: {evidence}"
+        rows.append((name, load, text))
+    yield words_table(("", "in", "its own figures"), rows).markdown() + "\n"
 
 
 def _left_out(folder: Path) -> Iterator[str]:
@@ -289,25 +264,30 @@ def draw(workload: Workload, found: Sequence[Standing], path: Path) -> None:
         )
         axes.set_yticks(places, [each.entrant for each in found], fontsize=8)
         finish(axes, column.title, "")
-    caption = f"{workload.name}: emulated engines, time scale {workload.time_scale:g}"
-    save(figure, path, caption)
+    save(figure, path, f"{workload.name}: {engines_of(found)}")
 
 
-def summarize(left_out: Mapping[str, Mapping[str, str]] | None, folder: Path = DATA) -> None:
+def summarize(
+    left_out: Mapping[str, Mapping[str, str]] | None,
+    folder: Path = DATA,
+    workloads: Mapping[str, Workload] = WORKLOADS,
+) -> None:
     """Draw each workload with parts; keep the pictures' hashes, and who is left out where.
 
     Args:
         left_out: reasons by entrant and workload; None: as they are kept.
         folder: of the parts.
+        workloads: that may have some.
     """
-    file, pictures = folder / SUMMARY, list[Path]()
-    for workload, found in tables_of(folder):
+    file, pictures, kinds = folder / SUMMARY, list[Path](), set[str]()
+    for workload, found in tables_of(folder, workloads):
         pictures.append(folder / f"{workload.name}.png")
         draw(workload, found, pictures[-1])
+        kinds |= {part[KEY]["engines"] for each in found for part in each.parts}
     if left_out is None:
         left_out = read_figures(file)["left_out"] if file.exists() else {}
-    code = ("tests/bench/league/page.py",)
-    header = origin(Engines.EMULATED, code)
+    code = ("tests/bench/league/page.py", "tests/bench/league/standings.py")
+    header = origin(Engines(kinds.pop()) if len(kinds) == 1 else Engines.UNKNOWN, code)
     write_figures(file, {"left_out": left_out}, header, *pictures)
 
 

@@ -1,10 +1,12 @@
-"""One part of the league: a workload of one seed before one entrant, with fresh engines."""
+"""One part of the league: a workload of one seed before one entrant."""
 
 import contextlib
 import json
 import os
+import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,8 @@ from tests.bench.league.workloads import KEYS, Workload
 from tests.support.router_bench.targets import cpu_s, memory_mb
 
 DATA = ROOT / "tests/data/league"
-CODE = (*EMULATION, "tests/bench/league/client.py")
+CLIENT = "tests/bench/league/client.py"
+CODE = (*EMULATION, CLIENT)
 OURS = "evenstep"
 # A run counts as disturbed by a busy machine beyond these: how late requests were sent (99th
 # percentile, wall time), and how late steps ended (mean over time, as a share of their length).
@@ -47,9 +50,13 @@ def timeout_s(workload: Workload) -> float:
     return min(3 * workload.engine_s * workload.time_scale + 30, _LONGEST_S)
 
 
+EnginesOf = Callable[[Workload, int, Path], AbstractContextManager[tuple[Engines, Any]]]
+"""Engines of a workload and seed, with files in a folder, and their physics; None: real ones."""
+
+
 @contextlib.contextmanager
-def engines_of(workload: Workload, seed: int, folder: Path) -> Iterator[tuple[Engines, Any]]:
-    """Fresh engines, and what the emulator tells of them; their record is ``record.csv.gz``."""
+def emulated(workload: Workload, seed: int, folder: Path) -> Iterator[tuple[Engines, Any]]:
+    """Fresh ones; their record is ``record.csv.gz``."""
     ranks = workload.ranks
     first = free_ports(4 * ranks + 1)  # HTTP, the fault port, two of state, one of KV events
     ready = folder / "fleet.json"
@@ -75,18 +82,29 @@ def engines_of(workload: Workload, seed: int, folder: Path) -> Iterator[tuple[En
                 model=told["model"],
                 time_scale=workload.time_scale,
                 step_time=numbers("--step-time", step_time),
+                control=told["control"],
             ),
-            told,
+            told["engines"],
         )
 
 
-def measured(entrant: Entrant, workload: Workload, seed: int, folder: Path) -> tuple[Figures, Any]:
+def measured(
+    entrant: Entrant, workload: Workload, seed: int, folder: Path, engines_of: EnginesOf = emulated
+) -> tuple[Figures, Any]:
     """Figures of a part, and the engines' physics."""
     sessions, load = workload.sessions(seed), os.getloadavg()[0]
-    with engines_of(workload, seed, folder) as (engines, told):
+    with engines_of(workload, seed, folder) as (engines, physics):
+        before = uvloop.run(counters(engines.urls))
         with _keys(workload), entrant.start(engines, folder) as router:
             used_s = cpu_s(router.pids())
-            place = Place(router.url, engines.urls, told["control"], engines.model)
+            place = Place(
+                router.url,
+                engines.urls,
+                engines.control,
+                engines.model,
+                engines.hidden_lengths,
+                f"{secrets.token_hex(8)} " if engines.used else "",
+            )
             client = Client(workload, place)
             sent = uvloop.run(client.run(sessions, timeout_s(workload)))
             cost = {
@@ -94,8 +112,11 @@ def measured(entrant: Entrant, workload: Workload, seed: int, folder: Path) -> t
                 "router_memory_mb": _memory_mb(router),
                 "evidence": _evidence(router),
             }
-        counted = uvloop.run(counters(engines.urls))
-    found = figures(workload, sent, read_record(folder / "record.csv.gz"), counted)
+        after = uvloop.run(counters(engines.urls))
+    counted = [end - begin for begin, end in zip(before, after, strict=True)]
+    record = folder / "record.csv.gz"
+    steps = read_record(record) if record.exists() else []
+    found = figures(workload, sent, steps, counted)
     late = found["client_late_p99_wall_ms"] > CLIENT_LATE_MS
     return (
         {
@@ -109,7 +130,7 @@ def measured(entrant: Entrant, workload: Workload, seed: int, folder: Path) -> t
             "load_before_after": [round(load, 2), round(os.getloadavg()[0], 2)],
             "busy": bool(late or found.get("steps_late_mean", 0.0) > STEPS_LATE),
         },
-        told["engines"],
+        physics,
     )
 
 
@@ -182,8 +203,9 @@ def keep(
 ) -> None:
     """Write a part; ``commit``: at the start, before parts changed the clone."""
     found, physics = part
-    code: Sequence[str] = (*SERVING, *CODE) if entrant.peer == OURS else CODE
-    header = origin(Physics.EMULATED, code, physics) | {"commit": commit}
+    kind = Physics.REAL if physics is None else Physics.EMULATED
+    code = (*(SERVING if entrant.peer == OURS else ()), *(CODE if physics else (CLIENT,)))
+    header = origin(kind, code, physics) | {"commit": commit}
     folder.mkdir(parents=True, exist_ok=True)
     name = part_name(entrant.name, seed)
     write_part(folder / f"{workload.name}.json", name, _rounded(found), header)

@@ -6,18 +6,22 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.engine.build import BuildError
 from loadgen.report.origin import commit
 from router.core.errors import EvenstepError
+from tests.bench.league import real
 from tests.bench.league.entrant import Entrant
 from tests.bench.league.entrants import ENTRANTS
-from tests.bench.league.page import places, summarize, tables_of
-from tests.bench.league.parts import DATA, is_due, keep, kept_parts, measured
+from tests.bench.league.page import league_text, losses, summarize
+from tests.bench.league.parts import DATA, EnginesOf, emulated, is_due, keep, kept_parts, measured
 from tests.bench.league.pins import PEERS
+from tests.bench.league.standings import tables_of
 from tests.bench.league.workloads import WORKLOADS, Workload
 
+OUT = Path("out/league")
 QUICK_WORKLOADS = ("open-80", "chat")
 QUICK_ENTRANTS = (
     "vllm-router cache_aware",
@@ -46,6 +50,7 @@ def run(
     seeds: int,
     minutes: float,
     folder: Path = DATA,
+    engines_of: EnginesOf = emulated,
 ) -> int:
     """Measure the parts that are due, until the time is over; how many failed."""
     end_s, at = time.monotonic() + 60 * minutes, commit()
@@ -62,7 +67,7 @@ def run(
         print(f"{workload.name}, seed {seed}, {entrant.name}: ", end="", flush=True)
         try:
             with tempfile.TemporaryDirectory(prefix="evenstep-league-") as scratch:
-                part = measured(entrant, workload, seed, Path(scratch))
+                part = measured(entrant, workload, seed, Path(scratch), engines_of)
         except (BuildError, EvenstepError, OSError, RuntimeError, ValueError) as error:
             failures[entrant.name] += 1
             print(f"failed: {error}", flush=True)
@@ -71,6 +76,69 @@ def run(
         keep(entrant, workload, seed, part, at, folder)
         print(_line(part[0], time.monotonic() - began_s), flush=True)
     return failures.total()
+
+
+# --- leagues --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class League:
+    """What stands before which engines, and where its figures are kept.
+
+    Attributes:
+        entrants: by name.
+        workloads: by name.
+        folder: of the figures.
+        engines_of: of a workload.
+        left_out: reasons by entrant and workload.
+        page: its page, which it writes itself; None: one of the documentation's.
+    """
+
+    entrants: Mapping[str, Entrant]
+    workloads: Mapping[str, Workload]
+    folder: Path
+    engines_of: EnginesOf
+    left_out: Mapping[str, Mapping[str, str]]
+    page: str | None = None
+
+    def finish(self) -> None:
+        """Draw the pictures, and write what is left out, and the page."""
+        summarize(self.left_out, self.folder, self.workloads)
+        if self.page is not None:
+            text = league_text(self.folder, self.workloads, pictures="")
+            (self.folder / "league.md").write_text(f"{self.page}\n\n{text}\n", encoding="utf-8")
+            print(f"the page: {self.folder / 'league.md'}")
+
+
+_LEFT_OUT = {each.name: dict(each.cannot) for each in ENTRANTS.values() if each.cannot} | {
+    name: {"all": peer.cannot} for name, peer in PEERS.items() if peer.cannot
+}
+EMULATED = League(ENTRANTS, WORKLOADS, DATA, emulated, _LEFT_OUT)
+
+
+def on_real_engines(urls: str, folder: Path) -> League:
+    """Engines that run already; ConfigError: they do not answer, or the folder is of others."""
+    cluster = real.cluster(urls)
+    print("what the cluster serves, through evenstep: ", end="", flush=True)
+    cluster = real.with_capacity(cluster, ENTRANTS["evenstep"], folder)
+    print(f"{cluster.requests_per_s:.3g} requests/s", flush=True)
+    cannot = {peer: {"all": why} for peer, why in real.CANNOT_PEERS.items()}
+    return League(
+        {name: each for name, each in ENTRANTS.items() if each.peer not in cannot},
+        real.workloads(cluster),
+        folder,
+        cluster.of,
+        {**_LEFT_OUT, **cannot, "every entrant": dict(real.CANNOT)},
+        f"# League on {', '.join(cluster.engines.urls)}\n\nAt saturation these engines serve "
+        f"{cluster.requests_per_s:.3g} requests/s of Azure's conversation lengths, through "
+        f"evenstep: open loads are shares of that, and all times of the workloads are "
+        f"{cluster.stretch:.3g} times those of emulated engines. "
+        + (
+            "Answers end at lengths that no router sees."
+            if cluster.engines.hidden_lengths
+            else "Answers end where the model ends them."
+        ),
+    )
 
 
 def _line(found: Mapping[str, object], wall_s: float) -> str:
@@ -105,28 +173,42 @@ def main() -> None:
     parser.add_argument("--entrants", type=_names, metavar="NAME,…")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--minutes", type=float, default=600.0, help="begins no part after them")
+    parser.add_argument(
+        "--urls",
+        metavar="'URL,slots=N …'",
+        help="engines that run already, as evenstep serve --worker takes them, in place of "
+        "emulated ones",
+    )
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of their figures and page")
     given = parser.parse_args()
-    known = ENTRANTS
-    names = given.entrants or (QUICK_ENTRANTS if given.quick else [*known])
-    loads = given.workloads or (QUICK_WORKLOADS if given.quick else [*WORKLOADS])
-    for name, among in (*((name, known) for name in names), *((load, WORKLOADS) for load in loads)):
+    try:
+        league = EMULATED if given.urls is None else on_real_engines(given.urls, given.out)
+    except EvenstepError as error:
+        parser.error(str(error))
+    names = given.entrants or (QUICK_ENTRANTS if given.quick else [*league.entrants])
+    loads = given.workloads or (QUICK_WORKLOADS if given.quick else [*league.workloads])
+    pairs = (
+        *((name, league.entrants) for name in names),
+        *((load, league.workloads) for load in loads),
+    )
+    for name, among in pairs:
         if name not in among:
             parser.error(f"{name!r} is none of {', '.join(among)}")
     for load in loads:
-        print(f"{load}: time scale {WORKLOADS[load].time_scale:g}; {WORKLOADS[load].what}")
+        found = league.workloads[load]
+        print(f"{load}: time scale {found.time_scale:g}; {found.what}")
     try:
         failed = run(
-            [known[name] for name in names],
-            [WORKLOADS[load] for load in loads],
+            [league.entrants[name] for name in names],
+            [league.workloads[load] for load in loads],
             given.seeds or (1 if given.quick else 3),
             given.minutes,
+            league.folder,
+            league.engines_of,
         )
     finally:
-        left_out = {each.name: dict(each.cannot) for each in known.values() if each.cannot}
-        summarize(
-            left_out | {name: {"all": peer.cannot} for name, peer in PEERS.items() if peer.cannot}
-        )
-    print("\nWhere evenstep is behind comes first:")
-    for row in places(tables_of()):
+        league.finish()
+    print("\nWhere evenstep is behind:")
+    for row in losses(tables_of(league.folder, league.workloads)):
         print(" | ".join(row))
     raise SystemExit(1 if failed else 0)

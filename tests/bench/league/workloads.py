@@ -161,10 +161,10 @@ def _lengths(trace: str, cap: int, rng: random.Random) -> Iterator[tuple[int, in
         yield row.prompt_tokens, min(row.output_tokens, cap)
 
 
-def closed(requests: int, cap: int, seed: int) -> list[Session]:
-    """BurstGPT's lengths, without times."""
+def closed(requests: int, cap: int, seed: int, trace: str = "burstgpt") -> list[Session]:
+    """A trace's lengths, without times."""
     rng, keys = random.Random(f"{seed} closed"), _Keys(seed)
-    lengths = _lengths("burstgpt", cap, rng)
+    lengths = _lengths(trace, cap, rng)
     return [[Ask(keys.new(prompt), output)] for prompt, output in _first(lengths, requests)]
 
 

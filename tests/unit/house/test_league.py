@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -9,22 +10,16 @@ from typing import Any, cast
 import pytest
 
 from loadgen.emulator.prompt_content import Content, whole_tokens
+from loadgen.replay.replay_results import RequestResult
 from loadgen.report.origin import Engines as Physics
 from loadgen.report.origin import origin, write_part
 from loadgen.traces.trace import load_trace
 from tests.bench.league.client import Client, Place, Sent, figures
 from tests.bench.league.entrant import Engines, Entrant, Running
-from tests.bench.league.page import (
-    LEADS,
-    league_text,
-    places,
-    standings,
-    summarize,
-    tables_of,
-    verdict,
-)
+from tests.bench.league.page import counted, league_text, losses, summarize
 from tests.bench.league.parts import is_due, kept_parts, part_name
 from tests.bench.league.run import parts_of
+from tests.bench.league.standings import LEADS, standings, tables_of, verdict
 from tests.bench.league.workloads import KEYS, WORKLOADS, Workload, chains, piece, text_of
 
 OPEN = WORKLOADS["open-80"]
@@ -195,14 +190,14 @@ def test_where_evenstep_is_behind_stands_at_the_top(tmp_path: Path) -> None:
         kept(tmp_path, WORKLOADS[load], "other", 0, mean_ttft_ms=ttft)
     summarize({"third": {"chat": "it needs more"}}, tmp_path)
     text = league_text(tmp_path)
-    places = [line for line in text.splitlines() if " of 2" in line]
-    assert [line.split("](")[0].partition("[")[2] for line in places] == [
-        "open-95",
-        "chat",
-        "open-60",
+    behind, _, rest = text.partition("## Evenstep's places")
+    assert [line.split("](")[0] for line in behind.splitlines() if " of 2" in line] == [
+        "| [open-95",
+        "| [chat",
     ]
-    assert [line.startswith("| **") for line in places] == [True, True, False]
-    assert "| third | chat | it needs more |" in text
+    assert "80, 1 of 2 (x 1.12 of other)" in rest
+    assert "100, 2 of 2 (x 0.10 of other)" in rest
+    assert "| third | chat | it needs more |" in rest
     assert (tmp_path / "chat.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -210,11 +205,19 @@ def test_a_figure_in_which_evenstep_is_behind_has_a_row_of_its_own(tmp_path: Pat
     kept(tmp_path, OPEN, "evenstep", 0, mean_ttft_ms=1.0, mean_tpot_ms=20.0)
     kept(tmp_path, OPEN, "other", 0, mean_ttft_ms=2.0, mean_tpot_ms=10.0)
     kept(tmp_path, OPEN, "failing", 0, mean_ttft_ms=0.5, completed=90, failed=10)
-    rows = [[cell.strip("*") for cell in row] for row in places(tables_of(tmp_path))]
-    assert [(row[1], row[3], row[4], row[5]) for row in rows] == [
-        ("TPOT mean, ms", "other: 10.0", "+100.0%", "2 of 3"),
-        ("TTFT mean, ms", "evenstep: 1", "first", "1 of 3"),
+    assert [(row[1], *row[3:6]) for row in losses(tables_of(tmp_path))] == [
+        ("TPOT mean, ms", "other: 10.0", "100.0%", "2 of 3"),
     ]
+
+
+def test_every_kept_figure_in_which_evenstep_is_behind_has_a_reason() -> None:
+    unexplained = [row[:2] for row in losses(tables_of()) if row[-1] == "not yet known"]
+    assert unexplained == []
+
+
+def test_figures_of_single_engines_are_added_up() -> None:
+    told = {"requests 0": 2.0, "requests 1": 3.0, "polls 0 ok": 1.0, "polls 1 ok": 1.0, "errors": 0}
+    assert counted(told) == {"requests": 5.0, "polls ok": 2.0}
 
 
 def test_who_fails_requests_is_behind(tmp_path: Path) -> None:
@@ -233,3 +236,29 @@ def test_figures_of_a_run_without_answers() -> None:
     found = figures(OPEN, Sent(tenants=["one"] * 10, results=[None] * 10), [], [0, 0, 0])
     assert (found["lost"], found["failed"], found["completed"]) == (8, 8, 0)  # less the warm-up
     assert found["mean_ttft_ms"] is None
+
+
+def test_of_clients_that_wait_requests_count_by_their_end() -> None:
+    load = replace(WORKLOADS["decode-saturated"], warmup=0.5, time_scale=1.0)
+
+    def result(sent_s: float, end_s: float) -> RequestResult:
+        return RequestResult(
+            prompt_tokens=10,
+            output_tokens=2,
+            cached_tokens=0,
+            scheduled_s=sent_s,
+            sent_s=sent_s,
+            first_s=sent_s + 0.5,
+            end_s=end_s,
+            status=200,
+            error=None,
+        )
+
+    # The first one lay until the middle, the last one ends after all were sent.
+    results = [result(0, 6), result(0, 1), result(2, 5), result(5, 9)]
+    sent = Sent(["one"] * 4, [*results], 0.0, 7.0, 9.0)
+    found = figures(load, sent, [], [0, 0, 0])
+    assert found["completed"] == 2
+    assert found["mean_e2el_ms"] == pytest.approx(1e3 * (6 + 3) / 2)
+    of_times = figures(replace(load, clients=0), sent, [], [0, 0, 0])
+    assert of_times["mean_e2el_ms"] == pytest.approx(1e3 * (3 + 4) / 2)

@@ -1,0 +1,233 @@
+"""The league on engines that run already, such as vLLM's on GPUs.
+
+The workloads are those of emulated engines, with as many more or fewer requests as there are
+engines, and all times stretched by what the cluster serves: an open load of 80 % is 80 % of that
+cluster's. What it serves is measured first, through evenstep, and kept.
+"""
+
+import contextlib
+import json
+import math
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from loadgen.emulator.generation import HIDDEN_LENGTH
+from router.config.worker_notation import parse_workers
+from router.core.errors import ConfigError
+from router.core.types import WorkerSpec
+from tests.bench.league.entrant import Engines, Entrant
+from tests.bench.league.parts import EnginesOf, measured
+from tests.bench.league.starting import samples
+from tests.bench.league.workloads import (
+    CAP_TOKENS,
+    CAPACITY,
+    WORKLOADS,
+    Session,
+    Workload,
+    closed,
+)
+
+FILE = "cluster.json"
+# Why a workload, or a peer, is left out.
+CANNOT_PEERS: Mapping[str, str] = {
+    "dynamo": "the bench's relay numbers its tokens as emulated engines do"
+}
+CANNOT: Mapping[str, str] = {
+    "faults": "the league breaks no engine that it has not started",
+    "unequal": "these engines are as equal as they are",
+    "chat-scale-1": "the same as chat, in the engines' own time",
+}
+_RANKS, _DECODE_SLOTS = 8, 8 * 32  # that the workloads are written for
+_CLIENTS, _EACH = 1.25, 6  # clients and requests per slot of the capacity's measurement
+_SEEDS = 1000  # apart: requests of several seeds make a larger cluster's
+_PROBE_TOKENS, _PROBE_MOST = 3, 16
+_CALL_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Engines, each as ``evenstep serve --worker`` takes it.
+
+    Attributes:
+        workers: their texts.
+        engines: what every entrant is told.
+        requests_per_s: of Azure's lengths, that they serve at saturation; 0: not yet known.
+    """
+
+    workers: Sequence[str]
+    engines: Engines
+    requests_per_s: float = 0.0
+
+    @property
+    def stretch(self) -> float:
+        """Its seconds for one of the emulated engines that workloads are written for."""
+        return CAPACITY * len(self.workers) / _RANKS / self.requests_per_s
+
+    @contextlib.contextmanager
+    def of(self, _: Workload, seed: int, folder: Path) -> Iterator[tuple[Engines, Any]]:
+        """The engines as they are, for any workload."""
+        yield self.engines, None
+
+
+def cluster(text: str) -> Cluster:
+    """Read workers, and ask their engines for what entrants are told.
+
+    Args:
+        text: workers, apart by spaces.
+
+    Raises:
+        ConfigError: a worker is none, lacks its slots, or its engine does not answer as vLLM's.
+    """
+    workers = text.split()
+    if not workers:
+        raise ConfigError("name the engines: URLS='http://HOST:8000,slots=64 …'")
+    specs = parse_workers(workers)
+    slots = {spec.slots for spec in specs}
+    if len(slots) > 1 or None in slots:
+        raise ConfigError(
+            "each worker needs its slots, the same for all: ,slots=N as in --max-num-seqs N"
+        )
+    try:
+        model = httpx.get(f"{specs[0].url}/v1/models", timeout=_CALL_S).json()["data"][0]["id"]
+        block_tokens = next(
+            int(labels["block_size"])
+            for name, labels, _ in samples(f"{specs[0].url}/metrics")
+            if name == "vllm:cache_config_info"
+        )
+        hidden = _ends_at_hidden_lengths(specs[0].url, model)
+    except (httpx.HTTPError, LookupError, StopIteration, ValueError) as error:
+        raise ConfigError(f"{specs[0].url} does not answer as vLLM does: {error!r}") from error
+    return Cluster(
+        workers,
+        Engines(
+            urls=[spec.url for spec in specs],
+            workers=workers,
+            kv_events=_kv_events(specs),
+            slots=slots.pop() or 0,
+            block_tokens=block_tokens,
+            model=model,
+            time_scale=1.0,
+            hidden_lengths=hidden,
+            used=True,
+        ),
+    )
+
+
+def _kv_events(specs: Sequence[WorkerSpec]) -> Sequence[int]:
+    """Ports of the streams, where all engines of this machine publish some."""
+    ports = [urlsplit(spec.kv_events).port or 0 for spec in specs if spec.kv_events]
+    return ports if len(ports) == len(specs) else ()
+
+
+def _ends_at_hidden_lengths(url: str, model: str) -> bool:
+    """Whether its vLLM runs ``engine_patches.hidden_length``."""
+    body = {
+        "model": model,
+        "prompt": "the",
+        "max_tokens": _PROBE_MOST,
+        "temperature": 0,
+        "vllm_xargs": {HIDDEN_LENGTH: _PROBE_TOKENS},
+    }
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=_CALL_S).raise_for_status()
+    return bool(answer.json()["usage"]["completion_tokens"] == _PROBE_TOKENS)
+
+
+# --- workloads ------------------------------------------------------------------------------------
+
+
+def workloads(of: Cluster) -> dict[str, Workload]:
+    """Those that can run before a cluster whose capacity is known, as it serves them."""
+    return {name: _on(of, each) for name, each in WORKLOADS.items() if name not in CANNOT}
+
+
+def _on(of: Cluster, workload: Workload) -> Workload:
+    slots = len(of.workers) * of.engines.slots
+    share = slots / _DECODE_SLOTS if workload.clients else len(of.workers) / workload.ranks
+    return replace(
+        workload,
+        sessions=partial(scaled, workload.sessions, share, of.stretch),
+        ranks=len(of.workers),
+        slots=of.engines.slots,
+        time_scale=1.0,
+        fleet=(),
+        engine_s=workload.engine_s * of.stretch,
+        targets_ms={name: value * of.stretch for name, value in workload.targets_ms.items()},
+        clients=math.ceil(workload.clients * slots / _DECODE_SLOTS),
+    )
+
+
+def scaled(
+    sessions: Callable[[int], Sequence[Session]], share: float, stretch: float, seed: int
+) -> list[Session]:
+    """``share`` times as many sessions, with all times ``stretch`` times as long."""
+    rng, found = random.Random(f"{seed} scaled"), list[Session]()
+    for copy in range(math.ceil(share)):
+        left = min(1.0, share - copy)
+        found += [each for each in sessions(seed + _SEEDS * copy) if rng.random() < left]
+    slower = [[replace(ask, wait_s=ask.wait_s * stretch) for ask in each] for each in found]
+    return sorted(slower, key=lambda session: session[0].wait_s)
+
+
+# --- capacity -------------------------------------------------------------------------------------
+
+
+def with_capacity(of: Cluster, evenstep: Entrant, folder: Path) -> Cluster:
+    """The cluster with what it serves, measured once.
+
+    Raises:
+        ConfigError: the folder holds figures of another cluster, or nothing was answered.
+    """
+    file = folder / FILE
+    if file.exists():
+        kept = json.loads(file.read_bytes())
+        if kept["workers"] != [*of.workers]:
+            raise ConfigError(
+                f"{folder} holds figures of {' '.join(kept['workers'])}: name another with --out"
+            )
+    else:
+        found = _saturated(of.of, evenstep, len(of.workers) * of.engines.slots)
+        kept = {
+            "workers": [*of.workers],
+            "requests_per_s": found["goodput_per_s"],
+            "step_time": step_time(found["evidence"]),
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    engines = replace(of.engines, step_time=kept["step_time"])
+    return replace(of, engines=engines, requests_per_s=kept["requests_per_s"])
+
+
+def step_time(evidence: Mapping[str, float]) -> Sequence[float]:
+    """C, t_l, t_r and t_p as evenstep has learned them; empty: it has not."""
+    terms = ("step", "kv_token", "request", "prompt_token")
+    cost = [evidence.get(f"evenstep_step_cost_seconds {term}", 0.0) for term in terms]
+    return cost if cost[0] else ()
+
+
+def _saturated(engines_of: EnginesOf, evenstep: Entrant, slots: int) -> Mapping[str, Any]:
+    """Figures of Azure's lengths in a closed loop."""
+    workload = Workload(
+        name="capacity",
+        what="clients that wait for their answers",
+        sessions=partial(closed, math.ceil(_EACH * slots), CAP_TOKENS, trace="azure-conv"),
+        ranks=0,
+        slots=0,
+        time_scale=1.0,
+        fleet=(),
+        engine_s=_CALL_S,
+        targets_ms={"e2el": 1e9},
+        clients=math.ceil(_CLIENTS * slots),
+    )
+    with tempfile.TemporaryDirectory(prefix="evenstep-league-") as scratch:
+        found, _ = measured(evenstep, workload, 0, Path(scratch), engines_of)
+    if not found["goodput_per_s"]:
+        raise ConfigError(f"the engines answered nothing: {found['errors']}")
+    return found

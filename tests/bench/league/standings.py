@@ -1,0 +1,187 @@
+"""Entrants' places in each workload, from the league's kept parts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import isinf
+from pathlib import Path
+from typing import Any
+
+from loadgen.report.intervals import Estimate, estimate
+from tests.bench.league.parts import DATA, OURS, kept_parts
+from tests.bench.league.workloads import WORKLOADS, Workload
+
+# Evenstep leads where its figure is at most so much worse than the first one's.
+LEADS = 0.03
+# Entrants that fail more of the requests stand after all others, however fast the rest was.
+MOST_FAILED = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A figure of the tables: the value over ``unit``, or of ``value``."""
+
+    title: str
+    key: str
+    unit: float = 1.0
+    digits: int = 0
+    interval: bool = True
+
+
+COLUMNS = (
+    Column("TTFT mean, ms", "mean_ttft_ms"),
+    Column("TTFT p99, ms", "p99_ttft_ms"),
+    Column("TPOT mean, ms", "mean_tpot_ms", digits=1),
+    Column("TPOT p99, ms", "p99_tpot_ms", digits=1),
+    Column("whole answer mean, s", "mean_e2el_ms", 1e3, 2),
+    Column("whole answer p99, s", "p99_e2el_ms", 1e3, 2),
+    Column("tokens/s", "tokens_per_s"),
+    Column("good/s", "goodput_per_s", digits=1),
+    Column("cache hits, %", "hit_share", 0.01, 1),
+    Column("idle, %", "idle_share", 0.01, 1),
+    Column("failed, lost", "failed", digits=1, interval=False),
+    Column("router CPU, s", "router_cpu_s", digits=1, interval=False),
+    Column("MB", "router_memory_mb", interval=False),
+)
+# Figures in which evenstep's place is told, and all in which it may be behind.
+PLACED = ("mean_ttft_ms", "mean_tpot_ms", "-goodput_per_s", "-tokens_per_s")
+JUDGED = (
+    "mean_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "mean_e2el_ms",
+    "-tokens_per_s",
+    "-goodput_per_s",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """An entrant in one workload: the parts of its seeds."""
+
+    entrant: str
+    parts: Sequence[Mapping[str, Any]]
+
+    def of(self, key: str) -> Estimate | None:
+        """Mean over seeds; None: some seed has no such figure."""
+        values = [part.get(key) for part in self.parts]
+        numbers = [float(value) for value in values if isinstance(value, int | float)]
+        return estimate(numbers) if len(numbers) == len(values) else None
+
+    @property
+    def failed_share(self) -> float:
+        asked = sum(part["completed"] + part["failed"] for part in self.parts)
+        return float(sum(part["failed"] for part in self.parts) / max(asked, 1))
+
+    @property
+    def busy(self) -> bool:
+        return any(part["busy"] for part in self.parts)
+
+    @property
+    def peer(self) -> bool:
+        """Whether it is another product."""
+        return self.entrant.partition(" ")[0] != OURS
+
+
+Tables = Sequence[tuple[Workload, Sequence[Standing]]]
+
+
+def tables_of(folder: Path = DATA, workloads: Mapping[str, Workload] = WORKLOADS) -> Tables:
+    """Every workload with parts."""
+    return [
+        (workload, standings(workload, kept))
+        for workload in workloads.values()
+        if (kept := kept_parts(workload.name, folder))
+    ]
+
+
+def standings(workload: Workload, parts: Mapping[str, Mapping[str, Any]]) -> list[Standing]:
+    """Entrants, the best first."""
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for name, part in parts.items():
+        by_name.setdefault(name.rpartition(", seed ")[0], []).append(part)
+    found = [Standing(name, each) for name, each in by_name.items()]
+    return sorted(found, key=partial(_order, workload))
+
+
+def _order(workload: Workload, each: Standing) -> tuple[bool, float, float]:
+    ttft = each.of("mean_ttft_ms")
+    value = worth(workload.first_by, each)
+    return _fails(workload, each), value, float("inf") if ttft is None else ttft.mean
+
+
+def _fails(workload: Workload, each: Standing) -> bool:
+    return workload.first_by != "failed" and each.failed_share > MOST_FAILED
+
+
+def worth(by: str, each: Standing) -> float:
+    """A figure, the less the better; ``-`` before it: the more."""
+    found = each.of(by.removeprefix("-"))
+    if found is None:
+        return float("inf")
+    return -found.mean if by.startswith("-") else found.mean
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Evenstep's place by a figure.
+
+    Attributes:
+        workload: in which.
+        by: the figure; ``-`` before it: the most is first.
+        place: from 1.
+        of: so many entrants.
+        first: the first of them.
+        ours: evenstep's defaults.
+        behind: the first, by which share.
+        peer: the first one of another product, if there is one.
+    """
+
+    workload: Workload
+    by: str
+    place: int
+    of: int
+    first: Standing
+    ours: Standing
+    behind: float
+    peer: Standing | None = None
+
+    @property
+    def leads(self) -> bool:
+        return self.behind <= LEADS
+
+    @property
+    def ahead(self) -> float | None:
+        """By how many times it is better than the best other product; below 1: worse."""
+        if self.peer is None:
+            return None
+        ours, other = worth(self.by, self.ours), worth(self.by, self.peer)
+        if not ours or not other or isinf(other):
+            return None
+        return ours / other if self.by.startswith("-") else other / ours
+
+
+def verdict(workload: Workload, found: Sequence[Standing], by: str = "") -> Verdict | None:
+    """By the figure that orders the workload, or by another; None: evenstep has no such figure."""
+    by = by or workload.first_by
+    ranked = sorted(found, key=lambda each: (_fails(workload, each), worth(by, each)))
+    place = next((n for n, each in enumerate(ranked) if each.entrant == OURS), None)
+    if place is None or ranked[place].of(by.removeprefix("-")) is None:
+        return None
+    first, ours = worth(by, ranked[0]), worth(by, ranked[place])
+    behind = (ours - first) / abs(first) if first else float(ours > first)
+    if _fails(workload, ranked[place]) and not _fails(workload, ranked[0]):
+        behind = max(behind, 1.0)
+    peer = next((each for each in ranked if each.peer), None)
+    return Verdict(workload, by, place + 1, len(ranked), ranked[0], ranked[place], behind, peer)
+
+
+def behind(tables: Tables) -> list[Verdict]:
+    """Where evenstep is behind in any figure, the furthest first."""
+    judged = [
+        each
+        for workload, found in tables
+        for by in dict.fromkeys((workload.first_by, *JUDGED))
+        if (each := verdict(workload, found, by)) is not None and not each.leads
+    ]
+    return sorted(judged, key=lambda each: -each.behind)
