@@ -127,9 +127,10 @@ bench: $(READY)  ## every script in tests/bench
 bench-router: $(READY)  ## CPU per token and per request, beside the Rust routers of the registry
 	$(BIN)/python tests/bench/bench_router.py
 
+# ENGINE=vllm URLS='URL,slots=N …': before engines that run already, as serve --worker takes them.
 LEAGUE_FLAGS ?=
-league: $(READY)  ## other routers before the same emulated engines (hours; goes on where it ended)
-	$(BIN)/python -m tests.bench.league $(LEAGUE_FLAGS)
+league: $(READY)  ## other routers before the same engines, emulated ones or yours (hours; goes on where it ended)
+	$(BIN)/python -m tests.bench.league $(if $(filter vllm,$(ENGINE)),--urls '$(URLS)') $(LEAGUE_FLAGS)
 	@$(BIN)/python -m docs.generate
 
 league-quick: $(READY)  ## the league of four routers in two workloads
