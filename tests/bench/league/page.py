@@ -129,6 +129,36 @@ def _places(tables: Tables) -> Iterator[str]:
     yield words_table(("workload", *titles), rows).markdown() + "\n"
 
 
+def league_line(folder: Path = DATA) -> str:
+    """The whole in a paragraph: how often evenstep leads, its best row and its worst."""
+    tables = tables_of(folder)
+    judged = [
+        each
+        for workload, found in tables
+        for by in PLACED
+        if (each := verdict(workload, found, by)) is not None and each.ahead is not None
+    ]
+    if not judged:
+        return "Nothing has been measured yet."
+    ranked = sorted(judged, key=lambda each: each.ahead or 0.0)
+    entrants = {each.entrant for _, found in tables for each in found}
+    peers = {name.partition(" ")[0] for name in entrants} - {OURS}
+    return (
+        f"Before the same emulated engines, {len(peers)} other products and further rules "
+        f"({len(entrants)} entrants) in {len(tables)} workloads: evenstep is first or within "
+        f"{LEADS:.0%} of the first in {sum(each.leads for each in judged)} of {len(judged)} "
+        f"figures. Best row: {_row(ranked[-1])}; worst: {_row(ranked[0])}."
+    )
+
+
+def _row(each: Verdict) -> str:
+    assert each.peer is not None
+    return (
+        f"{each.workload.name}, {_BY_KEY[each.by.removeprefix('-')].title} "
+        f"{_figure(each.by, each.ours)}, x {each.ahead:.2f} of {each.peer.entrant}"
+    )
+
+
 # --- workloads ------------------------------------------------------------------------------------
 
 
