@@ -11,12 +11,10 @@ import httpx
 import pytest
 from _pytest.mark import ParameterSet
 
-from deploy.engine.build import is_complete
 from loadgen.run.child_processes import Child
 from tests.bench.league.entrant import Engines, Entrant
 from tests.bench.league.entrants import ENTRANTS
 from tests.bench.league.pins import PEERS
-from tests.support.router_bench.targets import environment
 from tests.support.server import free_port
 
 WORKERS, SLOTS, BLOCK = 2, 4, 16
@@ -109,6 +107,6 @@ def _peers() -> Iterator[ParameterSet]:
 @pytest.mark.parametrize("name", [*_peers()])
 def test_a_peer_serves_where_it_is_installed(name: str, tmp_path: Path) -> None:
     entrant = ENTRANTS[name]
-    if not is_complete(environment(PEERS[entrant.peer].package)):
+    if not PEERS[entrant.peer].installed:
         pytest.skip(f"{entrant.peer} is not installed here: the league installs it")
     serves(entrant, tmp_path)

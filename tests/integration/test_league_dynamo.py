@@ -11,6 +11,7 @@ import pytest
 from loadgen.emulator.prompt_content import Content, whole_tokens
 from tests.bench.league import dynamo
 from tests.bench.league.entrant import Engines, Entrant, Running
+from tests.bench.league.pins import PEERS
 from tests.bench.league.prompts import Reader, token_ids
 from tests.bench.league.relay import Asked
 from tests.support.fleet import running_fleet
@@ -53,7 +54,7 @@ def test_tokens_are_the_engines_own() -> None:
 
 # Slow, since Dynamo's service listens on all addresses: only who asks for it starts it.
 @pytest.mark.slow
-@pytest.mark.skipif(not dynamo.built(), reason="Dynamo's environment has not been built")
+@pytest.mark.skipif(not PEERS["dynamo"].installed, reason="Dynamo's environment has not been built")
 @pytest.mark.parametrize("entrant", dynamo.ENTRANTS, ids=lambda entrant: entrant.name)
 def test_it_foretells_what_engines_have_cached(entrant: Entrant, tmp_path: Path) -> None:
     events = free_port(WORKERS)

@@ -9,7 +9,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tests.bench.league import predictor
 from tests.bench.league.latency_models import (
     _XGBOOST,
     FEWEST_TO_SPLIT,
@@ -22,6 +21,7 @@ from tests.bench.league.latency_models import (
     forest,
     ridge,
 )
+from tests.bench.league.pins import PEERS
 from tests.bench.league.predictor import Candidate, Predictor, Prefixes, pick, scores, sticky
 from tests.bench.league.relay import Asked
 
@@ -222,12 +222,12 @@ def test_a_full_bucket_forgets_its_oldest() -> None:
     assert len(samples.taken()[1]) == len(samples)
 
 
-@pytest.mark.skipif(not predictor.built(), reason="XGBoost has not been installed")
+@pytest.mark.skipif(not PEERS["predictor"].installed, reason="XGBoost has not been installed")
 def test_trees_say_what_xgboost_says() -> None:
     draw = np.random.default_rng(0)
     x = draw.uniform(0, 100, (400, 9)).round(1)
     y = x[:, 0] * (x[:, 1] > 40) + 3 * x[:, 2] + draw.normal(0, 1, 400)
-    fit = boosted(str(predictor.packages()))
+    fit = boosted(str(PEERS["predictor"].libraries))
     xgboost = importlib.import_module("xgboost")
     own = xgboost.train(dict(_XGBOOST), xgboost.DMatrix(x, label=y), num_boost_round=200)
     assert fit(x, y)(x[:50]) == pytest.approx(own.inplace_predict(x[:50]), rel=1e-4)

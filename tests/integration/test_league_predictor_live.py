@@ -10,11 +10,14 @@ import pytest
 from tests.bench.league import predictor
 from tests.bench.league.entrant import Engines, Entrant
 from tests.bench.league.latency_models import FEWEST_TO_TRAIN
+from tests.bench.league.pins import PEERS
 from tests.support.fleet import running_fleet
 from tests.support.server import wait_until
 
 WORKERS, BLOCK, CLIENTS = 2, 16, 8
-BUILT = pytest.mark.skipif(not predictor.built(), reason="XGBoost has not been installed")
+BUILT = pytest.mark.skipif(
+    not PEERS["predictor"].installed, reason="XGBoost has not been installed"
+)
 
 
 @pytest.mark.parametrize(

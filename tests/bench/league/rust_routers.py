@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.bench.league.entrant import Engines, Entrant, Running
-from tests.bench.league.starting import answer, environment, kv_tokens, router, samples, told
+from tests.bench.league.pins import PEERS
+from tests.bench.league.starting import answer, kv_tokens, router, samples, told
 from tests.support.server import free_port
 
 # Seconds between looks at the engines' load, where the product's own default is 10 or 30.
@@ -97,7 +98,8 @@ def _entrant(
     @contextlib.contextmanager
     def start(engines: Engines, folder: Path) -> Iterator[Running]:
         given = [*flags, *HEALTH, *more(engines)]
-        with _started(program(environment(peer) / "bin"), given, wanted, engines, folder) as one:
+        started = program(PEERS[peer].install() / "bin")
+        with _started(started, given, wanted, engines, folder) as one:
             yield one
 
     written = " ".join((*flags, *HEALTH, of_engines)).strip()

@@ -8,8 +8,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.bench.league.entrant import Engines, Running
-from tests.bench.league.pins import PEERS
-from tests.support.router_bench.targets import installed, processes
+from tests.support.router_bench.targets import processes
 from tests.support.server import Server, starting, wait_until
 
 # At its very first start evenstep compiles its search, where others compute too.
@@ -18,11 +17,6 @@ READY_S = 600.0
 _CALL_S = 10.0
 
 Sample = tuple[str, Mapping[str, str], float]
-
-
-def environment(peer: str) -> Path:
-    """The peer's folder, made if it is not there."""
-    return installed(PEERS[peer].package)
 
 
 @contextlib.contextmanager

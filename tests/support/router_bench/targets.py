@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.engine.build import cache_folder, ensure, run
-from tests.bench.league.pins import PEERS
+from tests.bench.league.pins import PEERS, Peer
 
 KEY = "sk-bench-0123456789abcdef"
 ROUTER_CORE, OTHER_CORE = "0", "1"
@@ -62,11 +61,11 @@ def _with(*flags: str) -> Callable[[int, int, Fleet, Path], list[str]]:
     return lambda *place: _evenstep(*place, *flags)
 
 
-def _rust(package: str, *program: str) -> Callable[[int, int, Fleet, Path], list[str]]:
+def _rust(peer: Peer, *program: str) -> Callable[[int, int, Fleet, Path], list[str]]:
     """One of the registry, in an environment of its own; ``program``: below its folder of those."""
 
     def command(port: int, other: int, fleet: Fleet, _: Path) -> list[str]:
-        binaries = installed(package) / "bin"
+        binaries = peer.install() / "bin"
         first, *flags = program
         return [
             *(str(binaries / first), *flags, "--worker-urls", *fleet.urls),
@@ -77,7 +76,7 @@ def _rust(package: str, *program: str) -> Callable[[int, int, Fleet, Path], list
     return command
 
 
-_VLLM, _SGLANG = PEERS["vllm-router"].package, PEERS["sglang-router"].package
+_VLLM, _SGLANG = PEERS["vllm-router"], PEERS["sglang-router"]
 _LAUNCH = ("python", "-m", "sglang_router.launch_router", "--prometheus-host", "127.0.0.1")
 
 TARGETS = {
@@ -85,10 +84,10 @@ TARGETS = {
     "evenstep-rr": Target("evenstep, round_robin", _with("--policy", "round_robin")),
     "evenstep-asgi": Target("evenstep, bfio, --data-plane asgi", _with("--data-plane", "asgi")),
     "vllm-router": Target(
-        f"{_VLLM}, round_robin", _rust(_VLLM, "vllm-router", "--log-level", "warning")
+        f"{_VLLM.package}, round_robin", _rust(_VLLM, "vllm-router", "--log-level", "warning")
     ),
     "sglang-router": Target(
-        f"{_SGLANG}, round_robin", _rust(_SGLANG, *_LAUNCH, "--log-level", "warn")
+        f"{_SGLANG.package}, round_robin", _rust(_SGLANG, *_LAUNCH, "--log-level", "warn")
     ),
 }
 
@@ -96,29 +95,6 @@ TARGETS = {
 def pinned(core: str) -> list[str]:
     """Before a command: on which core it runs, if there are two."""
     return ["taskset", "-c", core] if (os.cpu_count() or 1) > 1 else []
-
-
-def installed(package: str) -> Path:
-    """The environment of a package, made if it is not there.
-
-    Raises:
-        BuildError: it cannot be installed.
-    """
-
-    def make(folder: Path) -> None:
-        venv = [sys.executable, "-m", "venv", str(folder)]
-        run(venv, f"{folder} cannot be made: is ensurepip there?")
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--no-input"]
-        run([*pip, package], f"{package} cannot be installed")
-
-    folder = environment(package)
-    ensure(folder, make)
-    return folder
-
-
-def environment(package: str) -> Path:
-    """Where a package is, or would be."""
-    return cache_folder() / f"bench-{package.replace('==', '-')}"
 
 
 def processes(root: int) -> list[int]:
