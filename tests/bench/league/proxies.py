@@ -136,7 +136,10 @@ def _envoy(policy: str, what: str) -> Entrant:
 
 
 def haproxy_config(engines: Engines, port: int, stats: int, limit: int | None) -> str:
-    """Its configuration: no limit that the bench could reach but ``limit`` of each engine."""
+    """Its configuration: no limit that the bench could reach but ``limit`` of each engine.
+
+    Without ``http-no-delay`` a stream's first token waits for the next piece.
+    """
     queue = "" if limit is None else f" maxconn {limit}"
     servers = "\n".join(
         f"  server engine{number} 127.0.0.1:{each} check inter 1s fall 3 rise 1{queue}"
@@ -152,6 +155,7 @@ defaults
   timeout queue 1h
   timeout check 5s
   option redispatch
+  option http-no-delay
   retries 3
   retry-on conn-failure
 frontend clients
@@ -202,7 +206,8 @@ def _haproxy(name: str, what: str, limit: Callable[[Engines], int | None]) -> En
         with router(command, port, folder / "router.log", ready, evidence) as running:
             yield running
 
-    flags = "balance leastconn" + (", server maxconn = slots" if "maxconn" in name else "")
+    flags = "balance leastconn, option http-no-delay"
+    flags += ", server maxconn = slots" if "maxconn" in name else ""
     return Entrant(f"haproxy {name}", "haproxy", flags, what, start)
 
 
