@@ -67,6 +67,7 @@ class Sent:
         start_unix_s: wall clock at the start.
         sent_last_s: when the last request was sent, wall seconds since the start.
         end_s: when the last answer ended.
+        faults: how many began or ended.
     """
 
     tenants: list[str] = field(default_factory=list)
@@ -74,6 +75,7 @@ class Sent:
     start_unix_s: float = 0.0
     sent_last_s: float = 0.0
     end_s: float = 0.0
+    faults: int = 0
 
 
 class Client:
@@ -109,6 +111,8 @@ class Client:
             await asyncio.gather(faults, return_exceptions=True)
             self._sent.end_s = self._now()
             await self._http.aclose()
+        if not faults.cancelled() and (error := faults.exception()) is not None:
+            raise RuntimeError(f"a fault did not take effect: {error!r}") from error
         return self._sent
 
     def _now(self) -> float:
@@ -179,8 +183,9 @@ class Client:
             return stream.error
         if not stream.done:
             return "the stream ended without [DONE]"
-        # A router may drop the usage; then nothing tells how many tokens there were.
-        if self._place.hidden_lengths and stream.output_tokens not in (None, ask.output_tokens):
+        if stream.output_tokens is None:
+            return "nothing tells how many tokens there were"
+        if self._place.hidden_lengths and stream.output_tokens != ask.output_tokens:
             return "another number of tokens than the request's hidden length"
         return None
 
@@ -196,7 +201,9 @@ class Client:
             async with asyncio.timeout(_CONTROL_TIMEOUT_S):
                 answer = await self._http.request("POST", self._place.control, path, (), body)
                 text = await answer.read()
-            assert answer.status == HTTP_OK, text
+            if answer.status != HTTP_OK:
+                raise RuntimeError(f"{path}: {answer.status} {text!r:.200}")
+            self._sent.faults += 1
 
 
 async def counters(engines: Sequence[str]) -> Sequence[float]:
@@ -244,6 +251,8 @@ def figures(
         **{of: of_requests(workload, sent, each[of], begin_s) for of in tenants if of != "one"},
         "tokens_per_s": _tokens_per_s(workload, sent, begin_s),
         "requests": len(sent.results),
+        "faults": sent.faults,
+        "longest_wait_ms": _longest_wait_s(sent) / workload.time_scale * 1e3,
         "hit_share": hits / queries if queries else None,
         **of_steps(workload, record, asked - hits),
         "client_late_p99_wall_ms": float(np.percentile(late_ms, 99)) if late_ms else 0.0,
@@ -267,6 +276,16 @@ def _counted(
         for each, tenant in pairs
         if each is None or begin_s <= each.end_s <= sent.sent_last_s
     ]
+
+
+def _longest_wait_s(sent: Sent) -> float:
+    """Of the requests that had no token yet when the last one was sent: figures lack them."""
+    waiting = [
+        sent.sent_last_s - each.scheduled_s
+        for each in sent.results
+        if each is not None and (each.first_s or each.end_s) > sent.sent_last_s
+    ]
+    return max(waiting, default=0.0)
 
 
 def _tokens_per_s(workload: Workload, sent: Sent, begin_s: float) -> float | None:

@@ -208,6 +208,7 @@ def _start(policy: str, predicted_s: float, engines: Engines, folder: Path) -> I
             )
 
 
+_CODE = tuple(f"tests/bench/league/{name}.py" for name in ("dynamo", "relay", "prompts"))
 _CANNOT = {
     "faults": "which engines live it hears from Dynamo's own runtime, which does not run here",
 }
@@ -221,6 +222,7 @@ ENTRANTS = (
         f"way, and KV blocks of active requests, all in blocks; {_BEHIND}",
         partial(_start, "", 0.0),
         _CANNOT,
+        _CODE,
     ),
     Entrant(
         "dynamo kv predicted",
@@ -230,6 +232,7 @@ ENTRANTS = (
         f"it for bursts that begin alike; {_BEHIND}",
         partial(_start, "", 5.0),
         _CANNOT,
+        _CODE,
     ),
     Entrant(
         "dynamo two-tier",
@@ -239,5 +242,6 @@ ENTRANTS = (
         f"than half of the prompt as cached, the engine with most of it; {_BEHIND}",
         partial(_start, TWO_TIER, 0.0),
         _CANNOT,
+        _CODE,
     ),
 )

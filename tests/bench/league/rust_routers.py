@@ -103,7 +103,8 @@ def _entrant(
             yield one
 
     written = " ".join((*flags, *HEALTH, of_engines)).strip()
-    return Entrant(f"{peer} {policy}", peer, written, what, start)
+    code = ("tests/bench/league/rust_routers.py",)
+    return Entrant(f"{peer} {policy}", peer, written, what, start, code=code)
 
 
 def _vllm_program(binaries: Path) -> Sequence[str]:
@@ -166,6 +167,11 @@ VLLM_ROUTER = (
         "its own tree of the token ids that it has sent to each engine: the longest match, unless "
         "requests are out of balance",
         *("--policy", "cache_aware"),
+    ),
+    _vllm(
+        "sticky_least_loaded",
+        "sessions keep the engine that had the fewest requests when they began",
+        *("--policy", "sticky_least_loaded"),
     ),
     _vllm(
         "consistent_hash",

@@ -34,7 +34,7 @@ from tests.support.server import free_port
 
 FILE = "real-engine.json"
 SLOTS, BLOCK, KV_TOKENS, BATCH_TOKENS = 64, 32, 200_000, 2048
-CODE = (*SERVING, *EMULATION, CLIENT, "tests/bench/league/twin.py", "tests/bench/league/real.py")
+CODE = (*SERVING, *EMULATION, *CLIENT, "tests/bench/league/twin.py", "tests/bench/league/real.py")
 FIGURES = (
     *("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "tokens_per_s", "hit_share"),
     *("completed", "failed", "requests"),

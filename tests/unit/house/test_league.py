@@ -18,7 +18,7 @@ from tests.bench.league.client import Client, Place, Sent, figures
 from tests.bench.league.entrant import Engines, Entrant, Running
 from tests.bench.league.page import counted, league_text, losses, summarize
 from tests.bench.league.parts import is_due, kept_parts, part_name
-from tests.bench.league.run import parts_of
+from tests.bench.league.run import _due, parts_of
 from tests.bench.league.standings import LEADS, standings, tables_of, verdict
 from tests.bench.league.workloads import KEYS, WORKLOADS, Workload, chains, piece, text_of
 
@@ -126,13 +126,19 @@ def test_a_kept_part_is_not_measured_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"busy": True}, {"flags": "--other"}, {"packages": ["b==2"]}, {"requests_are": "others"}],
+    [{"flags": "--other"}, {"packages": ["b==2"]}, {"requests_are": "others"}],
 )
 def test_a_part_of_something_else_is_measured_again(
     tmp_path: Path, changed: Mapping[str, object]
 ) -> None:
     kept(tmp_path, OPEN, "a", 0, **changed)
     assert is_due(entrant("a"), OPEN, 0, kept_parts(OPEN.name, tmp_path))
+
+
+def test_a_part_of_a_busy_machine_comes_after_all_that_is_missing(tmp_path: Path) -> None:
+    kept(tmp_path, OPEN, "a", 0, busy=True)
+    due = [(each.name, seed) for each, _, seed in _due([entrant("a")], [OPEN], 3, tmp_path)]
+    assert due == [("a", 1), ("a", 2), ("a", 0)]
 
 
 def test_a_stale_part_is_measured_again(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,8 +87,24 @@ def test_envoy_hashes_sessions_and_has_no_limit_in_reach() -> None:
     (limits,) = cluster["circuit_breakers"]["thresholds"]
     assert min(limits.values()) >= 100_000
     ends = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
-    ports = [end["endpoint"]["address"]["socket_address"]["port_value"] for end in ends]
-    assert ports == [8001, 8002]
+    places = [end["endpoint"]["address"]["socket_address"] for end in ends]
+    assert places == [
+        {"address": "127.0.0.1", "port_value": 8001},
+        {"address": "127.0.0.1", "port_value": 8002},
+    ]
+
+
+def test_proxies_reach_engines_of_other_machines() -> None:
+    far = replace(engines(), urls=["http://gpu1:8000", "http://gpu2:8000"])
+    assert "server engine1 gpu2:8000 check" in haproxy_config(far, 9000, 9001, None)
+    config = envoy_config(far, 9000, 9001, "LEAST_REQUEST")
+    ends = config["static_resources"]["clusters"][0]["load_assignment"]["endpoints"][0]
+    hosts = [
+        end["endpoint"]["address"]["socket_address"]["address"] for end in ends["lb_endpoints"]
+    ]
+    assert hosts == ["gpu1", "gpu2"]
+    with pytest.raises(ValueError, match="by http alone"):
+        haproxy_config(replace(far, urls=["https://gpu1"]), 9000, 9001, None)
 
 
 def test_haproxy_queues_before_slots_only_if_asked() -> None:
