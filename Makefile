@@ -130,7 +130,7 @@ bench-router: $(READY)  ## CPU per token and per request, beside the Rust router
 # ENGINE=vllm URLS='URL,slots=N …': before engines that run already, as serve --worker takes them.
 LEAGUE_FLAGS ?=
 league: $(READY)  ## other routers before the same engines, emulated ones or yours (hours; goes on where it ended)
-	$(BIN)/python -m tests.bench.league $(if $(filter vllm,$(ENGINE)),--urls '$(URLS)') $(LEAGUE_FLAGS)
+	$(BIN)/python -m tests.bench.league $(if $(ENGINE)$(URLS),--urls '$(URLS)') $(LEAGUE_FLAGS)
 	@$(BIN)/python -m docs.generate
 
 league-quick: $(READY)  ## the league of four routers in two workloads

@@ -226,13 +226,21 @@ def _entrants(tables: Tables) -> Iterator[str]:
     yield words_table(("", "of PyPI", "flags", "where a request goes"), rows).markdown() + "\n"
 
 
-def counted(evidence: Mapping[str, float]) -> dict[str, float]:
-    """A router's own figures; those of single engines, which a number tells, added up."""
-    sums: dict[str, float] = {}
+def counted(evidence: Mapping[str, float]) -> dict[str, str]:
+    """A router's own figures; of single engines, which a number tells, the sum and how many."""
+    values: dict[str, list[float]] = {}
+    engines = set[str]()
     for key, value in evidence.items():
-        name = " ".join(word for word in key.split() if not word.isdigit())
-        sums[name] = sums.get(name, 0.0) + value
-    return {name: value for name, value in sums.items() if value}
+        words = key.split()
+        name = " ".join(word for word in words if not word.isdigit())
+        values.setdefault(name, []).append(value)
+        if len(words) > len(name.split()):
+            engines.add(name)
+    return {
+        name: f"{sum(each):,.6g}"
+        + (f" ({sum(map(bool, each))} of {len(each)} engines)" if name in engines else "")
+        for name, each in values.items()
+    }
 
 
 def _evidence(tables: Tables) -> Iterator[str]:
@@ -245,11 +253,14 @@ def _evidence(tables: Tables) -> Iterator[str]:
     if not told:
         return
     yield "## What reached each of them\n"
-    yield "Counters of the routers themselves after one run, those that are not 0.\n"
+    yield (
+        "Counters of the routers themselves after one run; of those that a router has for each "
+        "engine, the sum, and for how many it is not 0.\n"
+    )
     rows = []
     for name, (load, evidence) in sorted(told.items()):
         if isinstance(evidence, dict):
-            text = ", ".join(f"{code(k)} {v:,.6g}" for k, v in counted(evidence).items())
+            text = ", ".join(f"{code(name)} {text}" for name, text in counted(evidence).items())
         else:
             text = f"it told nothing: {evidence}"
         rows.append((name, load, text))

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from loadgen.emulator.generation import HIDDEN_LENGTH
+from loadgen.emulator.text import CHARS_PER_TOKEN
 from router.config.worker_notation import parse_workers
 from router.core.errors import ConfigError
 from router.core.types import WorkerSpec
@@ -33,6 +34,7 @@ from tests.bench.league.workloads import (
     Session,
     Workload,
     closed,
+    piece,
 )
 
 FILE = "cluster.json"
@@ -48,7 +50,9 @@ CANNOT: Mapping[str, str] = {
 _RANKS, _DECODE_SLOTS = 8, 8 * 32  # that the workloads are written for
 _CLIENTS, _EACH = 1.25, 6  # clients and requests per slot of the capacity's measurement
 _SEEDS = 1000  # apart: requests of several seeds make a larger cluster's
+_OWN_KEYS, _OWN_TOKENS = 1 << 23, 5
 _PROBE_TOKENS, _PROBE_MOST = 3, 16
+_TOKENIZER = 1.1  # tokens of a trained tokenizer for four characters, at most
 _CALL_S = 120.0
 
 
@@ -58,11 +62,13 @@ class Cluster:
 
     Attributes:
         workers: their texts.
+        told: what the engines tell of themselves, the same for all.
         engines: what every entrant is told.
         requests_per_s: of Azure's lengths, that they serve at saturation; 0: not yet known.
     """
 
     workers: Sequence[str]
+    told: Mapping[str, Any]
     engines: Engines
     requests_per_s: float = 0.0
 
@@ -90,35 +96,52 @@ def cluster(text: str) -> Cluster:
     if not workers:
         raise ConfigError("name the engines: URLS='http://HOST:8000,slots=64 …'")
     specs = parse_workers(workers)
+    if any(spec.rank is not None for spec in specs):
+        raise ConfigError(
+            "rank=: each engine needs a URL of its own, as other routers know no ranks"
+        )
     slots = {spec.slots for spec in specs}
     if len(slots) > 1 or None in slots:
         raise ConfigError(
             "each worker needs its slots, the same for all: ,slots=N as in --max-num-seqs N"
         )
     try:
-        model = httpx.get(f"{specs[0].url}/v1/models", timeout=_CALL_S).json()["data"][0]["id"]
-        block_tokens = next(
-            int(labels["block_size"])
-            for name, labels, _ in samples(f"{specs[0].url}/metrics")
-            if name == "vllm:cache_config_info"
-        )
-        hidden = _ends_at_hidden_lengths(specs[0].url, model)
+        told = [_told(spec.url) for spec in specs]
+        if any(one != told[0] for one in told):
+            raise ConfigError(f"engines differ in what they tell of themselves: {told}")
+        hidden = _ends_at_hidden_lengths(specs[0].url, told[0]["model"])
     except (httpx.HTTPError, LookupError, StopIteration, ValueError) as error:
         raise ConfigError(f"{specs[0].url} does not answer as vLLM does: {error!r}") from error
     return Cluster(
         workers,
+        told[0] | {"hidden_lengths": hidden},
         Engines(
             urls=[spec.url for spec in specs],
             workers=workers,
             kv_events=_kv_events(specs),
             slots=slots.pop() or 0,
-            block_tokens=block_tokens,
-            model=model,
+            block_tokens=told[0]["block_tokens"],
+            model=told[0]["model"],
             time_scale=1.0,
             hidden_lengths=hidden,
             used=True,
         ),
     )
+
+
+def _told(url: str) -> dict[str, Any]:
+    """What figures depend on."""
+    model = httpx.get(f"{url}/v1/models", timeout=_CALL_S).json()["data"][0]
+    cache = next(
+        labels for name, labels, _ in samples(f"{url}/metrics") if name == "vllm:cache_config_info"
+    )
+    return {
+        "vllm": httpx.get(f"{url}/version", timeout=_CALL_S).json()["version"],
+        "model": model["id"],
+        "max_model_len": model.get("max_model_len"),
+        "block_tokens": int(cache["block_size"]),
+        "kv_blocks": int(cache["num_gpu_blocks"]),
+    }
 
 
 def _kv_events(specs: Sequence[WorkerSpec]) -> Sequence[int]:
@@ -145,7 +168,29 @@ def _ends_at_hidden_lengths(url: str, model: str) -> bool:
 
 def workloads(of: Cluster) -> dict[str, Workload]:
     """Those that can run before a cluster whose capacity is known, as it serves them."""
-    return {name: _on(of, each) for name, each in WORKLOADS.items() if name not in CANNOT}
+    left_out = cannot(of)
+    return {name: _on(of, each) for name, each in WORKLOADS.items() if name not in left_out}
+
+
+def cannot(of: Cluster) -> Mapping[str, str]:
+    """Workloads that are left out, with the reason."""
+    most = of.told["max_model_len"]
+    longest = {name: _longest(each) for name, each in WORKLOADS.items() if name not in CANNOT}
+    return {
+        **CANNOT,
+        **{
+            name: f"its requests need {tokens:,} tokens, and --max-model-len is {most:,}"
+            for name, tokens in longest.items()
+            if most is not None and tokens > most
+        },
+    }
+
+
+def _longest(workload: Workload) -> int:
+    """Tokens of the longest prompt, with some for the tokenizer, and of the longest answer."""
+    asks = [ask for session in workload.sessions(0) for ask in session]
+    prompt = max(len(ask.prompt) for ask in asks) / CHARS_PER_TOKEN
+    return math.ceil(prompt * _TOKENIZER) + max(ask.output_tokens for ask in asks)
 
 
 def _on(of: Cluster, workload: Workload) -> Workload:
@@ -171,7 +216,13 @@ def scaled(
     rng, found = random.Random(f"{seed} scaled"), list[Session]()
     for copy in range(math.ceil(share)):
         left = min(1.0, share - copy)
-        found += [each for each in sessions(seed + _SEEDS * copy) if rng.random() < left]
+        # Conversations of a trace come again in other seeds: each copy's begin with other words.
+        own = piece(_OWN_KEYS - copy, _OWN_TOKENS) if copy else ""
+        found += [
+            [replace(ask, prompt=own + ask.prompt) for ask in each]
+            for each in sessions(seed + _SEEDS * copy)
+            if rng.random() < left
+        ]
     slower = [[replace(ask, wait_s=ask.wait_s * stretch) for ask in each] for each in found]
     return sorted(slower, key=lambda session: session[0].wait_s)
 
@@ -188,14 +239,15 @@ def with_capacity(of: Cluster, evenstep: Entrant, folder: Path) -> Cluster:
     file = folder / FILE
     if file.exists():
         kept = json.loads(file.read_bytes())
-        if kept["workers"] != [*of.workers]:
+        if kept["cluster"] != _identity(of):
             raise ConfigError(
-                f"{folder} holds figures of {' '.join(kept['workers'])}: name another with --out"
+                f"{folder} holds figures of another cluster, {kept['cluster']}: name another "
+                "folder with --out"
             )
     else:
         found = _saturated(of.of, evenstep, len(of.workers) * of.engines.slots)
         kept = {
-            "workers": [*of.workers],
+            "cluster": _identity(of),
             "requests_per_s": found["goodput_per_s"],
             "step_time": step_time(found["evidence"]),
         }
@@ -203,6 +255,10 @@ def with_capacity(of: Cluster, evenstep: Entrant, folder: Path) -> Cluster:
         file.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     engines = replace(of.engines, step_time=kept["step_time"])
     return replace(of, engines=engines, requests_per_s=kept["requests_per_s"])
+
+
+def _identity(of: Cluster) -> dict[str, Any]:
+    return {"workers": [*of.workers], **of.told}
 
 
 def step_time(evidence: Mapping[str, float]) -> Sequence[float]:
@@ -228,6 +284,9 @@ def _saturated(engines_of: EnginesOf, evenstep: Entrant, slots: int) -> Mapping[
     )
     with tempfile.TemporaryDirectory(prefix="evenstep-league-") as scratch:
         found, _ = measured(evenstep, workload, 0, Path(scratch), engines_of)
-    if not found["goodput_per_s"]:
-        raise ConfigError(f"the engines answered nothing: {found['errors']}")
+    if found["failed"]:
+        raise ConfigError(
+            f"{found['failed']} requests failed, so nothing is known of the engines: "
+            f"{found['errors']}"
+        )
     return found

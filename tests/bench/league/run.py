@@ -142,28 +142,33 @@ _LEFT_OUT = {each.name: dict(each.cannot) for each in ENTRANTS.values() if each.
 EMULATED = League(ENTRANTS, WORKLOADS, DATA, emulated, _LEFT_OUT)
 
 
+_ENDS = {
+    True: "Answers end at lengths that no router sees.",
+    False: "Answers end where the model ends them, at a workload's longest one at most: many are "
+    "as long as that, since prompts are words without meaning. With engine_patches.hidden_length "
+    "they have the lengths of the traces.",
+}
+
+
 def on_real_engines(urls: str, folder: Path) -> League:
     """Engines that run already; ConfigError: they do not answer, or the folder is of others."""
     cluster = real.cluster(urls)
     print("what the cluster serves, through evenstep: ", end="", flush=True)
     cluster = real.with_capacity(cluster, ENTRANTS["evenstep"], folder)
     print(f"{cluster.requests_per_s:.3g} requests/s", flush=True)
+    print(_ENDS[cluster.engines.hidden_lengths], flush=True)
     cannot = {peer: {"all": why} for peer, why in real.CANNOT_PEERS.items()}
     return League(
         {name: each for name, each in ENTRANTS.items() if each.peer not in cannot},
         real.workloads(cluster),
         folder,
         cluster.of,
-        {**_LEFT_OUT, **cannot, "every entrant": dict(real.CANNOT)},
+        {**_LEFT_OUT, **cannot, "every entrant": dict(real.cannot(cluster))},
         f"# League on {', '.join(cluster.engines.urls)}\n\nAt saturation these engines serve "
         f"{cluster.requests_per_s:.3g} requests/s of Azure's conversation lengths, through "
         f"evenstep: open loads are shares of that, and all times of the workloads are "
         f"{cluster.stretch:.3g} times those of emulated engines. "
-        + (
-            "Answers end at lengths that no router sees."
-            if cluster.engines.hidden_lengths
-            else "Answers end where the model ends them."
-        ),
+        f"{_ENDS[cluster.engines.hidden_lengths]}",
     )
 
 

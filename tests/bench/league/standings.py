@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from math import isinf
 from pathlib import Path
 from typing import Any
@@ -87,12 +87,22 @@ Tables = Sequence[tuple[Workload, Sequence[Standing]]]
 
 
 def tables_of(folder: Path = DATA, workloads: Mapping[str, Workload] = WORKLOADS) -> Tables:
-    """Every workload with parts."""
-    return [
-        (workload, standings(workload, kept))
-        for workload in workloads.values()
-        if (kept := kept_parts(workload.name, folder))
-    ]
+    """Every workload with parts; those of other requests are left out."""
+    found = []
+    for workload in workloads.values():
+        kept = {
+            name: part
+            for name, part in kept_parts(workload.name, folder).items()
+            if part["requests_are"] == _fingerprint(workload, int(name.rpartition(" ")[2]))
+        }
+        if kept:
+            found.append((workload, standings(workload, kept)))
+    return found
+
+
+@cache
+def _fingerprint(workload: Workload, seed: int) -> str:
+    return workload.fingerprint(seed)
 
 
 def standings(workload: Workload, parts: Mapping[str, Mapping[str, Any]]) -> list[Standing]:

@@ -66,7 +66,7 @@ class FaultAt:
     end_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Workload:
     """Engines, and what is asked of them.
 

@@ -222,8 +222,12 @@ def test_every_kept_figure_in_which_evenstep_is_behind_has_a_reason() -> None:
 
 
 def test_figures_of_single_engines_are_added_up() -> None:
-    told = {"requests 0": 2.0, "requests 1": 3.0, "polls 0 ok": 1.0, "polls 1 ok": 1.0, "errors": 0}
-    assert counted(told) == {"requests": 5.0, "polls ok": 2.0}
+    told = {"requests 0": 2.0, "requests 1": 3.0, "polls 0 ok": 1.0, "polls 1 ok": 0, "errors": 0}
+    assert counted(told) == {
+        "requests": "5 (2 of 2 engines)",
+        "polls ok": "1 (1 of 2 engines)",
+        "errors": "0",
+    }
 
 
 def test_who_fails_requests_is_behind(tmp_path: Path) -> None:

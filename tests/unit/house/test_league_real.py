@@ -12,6 +12,7 @@ from tests.bench.league.real import (
     CANNOT,
     FILE,
     Cluster,
+    cannot,
     cluster,
     scaled,
     step_time,
@@ -23,10 +24,11 @@ from tests.bench.league.workloads import CAPACITY, WORKLOADS
 URL = "http://127.0.0.1:1"
 
 
-def of(ranks: int, requests_per_s: float) -> Cluster:
+def of(ranks: int, requests_per_s: float, most_tokens: int | None = None) -> Cluster:
     workers = [f"{URL}{rank},slots=32" for rank in range(ranks)]
     urls = [worker.partition(",")[0] for worker in workers]
-    return Cluster(workers, Engines(urls, workers, (), 32, 16, "m", 1.0), requests_per_s)
+    told = {"model": "m", "max_model_len": most_tokens}
+    return Cluster(workers, told, Engines(urls, workers, (), 32, 16, "m", 1.0), requests_per_s)
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0, 2.5])
@@ -54,6 +56,13 @@ def test_a_cluster_at_half_the_speed_gets_the_same_requests_at_half_the_rate() -
             ]
 
 
+def test_workloads_whose_prompts_do_not_fit_are_left_out() -> None:
+    short = of(2, CAPACITY, 8192)
+    assert set(cannot(short)) - set(CANNOT) == {"chat", "agents", "tenants"}
+    assert workloads(short).keys() == WORKLOADS.keys() - cannot(short).keys()
+    assert "--max-model-len is 8,192" in cannot(short)["chat"]
+
+
 def test_clients_fill_the_slots_that_there_are() -> None:
     load = workloads(of(2, CAPACITY))["decode-saturated"]
     assert load.clients / (2 * 32) == WORKLOADS["decode-saturated"].clients / (8 * 32)
@@ -73,6 +82,7 @@ def test_costs_of_steps_are_those_that_evenstep_tells() -> None:
         (f"{URL},slots=4 http://127.0.0.1:2,slots=5", "the same for all"),
         (f"{URL},slots=4", "does not answer as vLLM does"),
         (f"{URL},slots=4,colour=red", "unknown key 'colour'"),
+        (f"{URL},slots=4,rank=1", "a URL of its own"),
     ],
 )
 def test_what_is_wrong_with_engines_is_said(urls: str, complaint: str) -> None:
@@ -81,6 +91,6 @@ def test_what_is_wrong_with_engines_is_said(urls: str, complaint: str) -> None:
 
 
 def test_a_folder_is_of_one_cluster(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text('{"workers": ["http://other,slots=1"]}')
-    with pytest.raises(ConfigError, match="name another with --out"):
+    (tmp_path / FILE).write_text('{"cluster": {"workers": ["http://other,slots=1"]}}')
+    with pytest.raises(ConfigError, match="of another cluster"):
         with_capacity(of(1, 0.0), EVENSTEP[0], tmp_path)
