@@ -1,4 +1,4 @@
-"""Blocks of the pages that are written from kept figures.
+"""Blocks and words of the pages that are written from kept figures.
 
 A block stands between ``<!-- figures: NAME -->`` and ``<!-- /figures -->``. NAME is
 
@@ -8,6 +8,9 @@ A block stands between ``<!-- figures: NAME -->`` and ``<!-- /figures -->``. NAM
   figures; an empty block gets all rows.
 
 Under a table stands when its figures were measured, see ``measured``.
+
+Within a sentence a figure stands between ``<!-- figure: NAME -->`` and ``<!-- / -->``, see
+``inline_figures``. The first comment must not begin a line: there it would end the paragraph.
 """
 
 import re
@@ -17,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from docs.inline_figures import figure
 from docs.kept_figures import reads
 from docs.measured import Line, headers_of, measured
 from docs.result_tables import TABLES, TEXTS, study_tables
@@ -25,18 +29,26 @@ from loadgen.report.origin import ROOT
 
 WIDTH = 118
 STUDY = "study "
-_BLOCK = re.compile(r"(<!-- figures: ([^\n]+) -->\n)(.*?)(<!-- /figures -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- figures: ([^\n]+) -->\n)(.*?)(<!-- /figures -->)", re.DOTALL)
+INLINE = re.compile(r"(<!-- figure: ([^\n]+?) -->)(.*?)(<!-- / -->)", re.DOTALL)
 
 
 def filled_pages() -> dict[Path, str]:
     """Pages with blocks, and the text that they should have."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     texts = {page: page.read_text(encoding="utf-8") for page in pages}
-    return {page: filled(text) for page, text in texts.items() if _BLOCK.search(text)}
+    return {
+        page: filled(text)
+        for page, text in texts.items()
+        if BLOCK.search(text) or INLINE.search(text)
+    }
 
 
-def filled(text: str, line: Line = measured) -> str:
-    """A page's text with the kept figures in its blocks, and a line under each table of them."""
+def filled(text: str, line: Line = measured, *, titles: bool = False) -> str:
+    """A page's text with the kept figures in it, and a line under each table of them.
+
+    ``titles``: figures within sentences have that line as a tooltip.
+    """
 
     def block(found: re.Match[str]) -> str:
         with reads() as read:
@@ -48,7 +60,17 @@ def filled(text: str, line: Line = measured) -> str:
             content += f"\n{textwrap.fill(line(headers_of(read)), WIDTH)}\n"
         return f"{found[1]}\n{content}\n{found[4]}"
 
-    return _BLOCK.sub(block, text)
+    def inline(found: re.Match[str]) -> str:
+        with reads() as read:
+            content = figure(found[2])
+        if content.split() == found[3].split():
+            content = found[3]  # a page may break its lines within a figure
+        if titles:
+            said = line(headers_of(read)).strip("*").replace("`", "")
+            content = f'<span title="{said}">{content}</span>'
+        return f"{found[1]}{content}{found[4]}"
+
+    return INLINE.sub(inline, BLOCK.sub(block, text))
 
 
 def _content(name: str, present: str) -> str:

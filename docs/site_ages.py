@@ -1,4 +1,4 @@
-"""A hook of mkdocs: under each table of kept figures stands how old they are."""
+"""A hook of mkdocs: kept figures say how old they are, under each table and as tooltips in text."""
 
 from typing import Any
 
@@ -8,4 +8,4 @@ from docs.measured import measured_and_aged
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Hook that mkdocs calls for each page."""
-    return filled(markdown, measured_and_aged)
+    return filled(markdown, measured_and_aged, titles=True)
