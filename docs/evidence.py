@@ -187,7 +187,7 @@ def main() -> None:
     failed = measure(chosen, given.minutes)
     left = sum(bool(still_stale(job)) for job in chosen)
     print(f"{len(chosen) - left} measured, {failed} failed, {left} left")
-    print("python -m docs.generate writes the pages; tests/contract compares their sentences.")
+    print("python -m docs.generate writes the pages; read the sentences around what has changed.")
     sys.exit(1 if failed else 0)
 
 

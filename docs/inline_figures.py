@@ -274,8 +274,8 @@ FIGURES: Mapping[str, Callable[[], Texts]] = {
 def figure(name: str) -> str:
     """The text of a figure, by ``GROUP, ITEM`` or ``GROUP``."""
     group, _, item = name.partition(", ")
-    texts = FIGURES[group]() if group in FIGURES else {}
-    text = texts if isinstance(texts, str) and not item else dict(texts or {}).get(item)
-    if text is None:
+    made = FIGURES[group]() if group in FIGURES else {}
+    texts = {"": made} if isinstance(made, str) else made
+    if item not in texts:
         raise ValueError(f"no figure is called {name!r}")
-    return text
+    return texts[item]

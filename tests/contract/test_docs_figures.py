@@ -1,7 +1,6 @@
 """Figures in README and docs/ are those of the runs that are kept beside the tests."""
 
 import json
-import math
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -69,12 +68,9 @@ def test_the_readme_has_the_costs_of_their_page() -> None:
 
 
 @pytest.mark.parametrize("page", [README, DEMO])
-def test_the_comparison_is_the_summary(page: str) -> None:
+def test_the_pages_say_what_the_demo_is(page: str) -> None:
     said = words(text_of(page))
-    ratios = SUMMARY["comparison"]
-    for name, text in (("imbalance", ".2f"), ("throughput", ".3f"), ("tpot", ".3f")):
-        assert f"x {ratios[f'{name}_ratio']:{text}}" in said
-    assert f"{SUMMARY['conditions']['requests']:,}" in said
+    assert f"{SUMMARY['conditions']['requests']:,} requests" in said
     assert SUMMARY["statement"].rstrip(".") in said
 
 
@@ -138,14 +134,6 @@ def test_the_preemptions_of_the_page_are_those_of_the_engines() -> None:
     assert [each for each in counts if f"| {each} |" not in text_of(ADMISSION)] == []
 
 
-def test_the_simulator_is_as_near_to_the_live_router_as_the_page_says() -> None:
-    live = read_figures(ROOT / "tests/data/live/live.json")
-    ratios = [row["live_tokens"] / row["simulated_tokens"] for row in live["rows"]]
-    said = words(text_of(LIVE))
-    assert f"imbalance is {live['live_tokens'] / live['simulated_tokens']:.2f} times" in said
-    assert f"the mean of {len(ratios)} seeds ({min(ratios):.2f} to {max(ratios):.2f})" in said
-
-
 def test_planned_prompts_are_as_soon_as_the_page_says() -> None:
     runs = {
         tuple(case["key"]): case["values"] for case in STUDIES["studies"]["serving_rates"]["cases"]
@@ -171,29 +159,9 @@ def test_planned_prompts_are_as_soon_as_the_page_says() -> None:
 def test_prompts_on_ranks_are_worth_as_much_live_as_is_claimed() -> None:
     kept = read_figures(ROOT / "tests/data/live/prompts_on_ranks.json")
     gains = {case: fmean(found["gains"]) for case, found in kept.items()}
-    last = {
-        case: [last_ttft(found, policy) for policy in ("fcfs", "bfio")]
-        for case, found in kept.items()
-    }
     assert all(len(found["gains"]) == 3 for found in kept.values())
     assert gains["100"] >= 1.15
     assert gains["1000"] >= 1.3
-    later = [ours / theirs for theirs, ours in last.values()]
-    said = words(text_of("docs/policies.md"))
-    assert (
-        f"had {min(gains.values()):.2f} to {max(gains.values()):.2f} times FCFS's tokens/s" in said
-    )
-    longer = f"{min(later):.1f} to {max(later):.1f} times"
-    assert f"and {longer} its p99 TTFT" in said
-    readme = words(text_of("README.md"))
-    more = [f"{100 * (gains[case] - 1):.0f}" for case in ("100", "1000", "100, chunks of a step")]
-    assert f"it had {more[0]} and {more[1]} % more" in readme
-    assert f"{more[2]} % more at 100 with 512 prompt tokens a step" in readme
-    assert f"Its p99 TTFT was {longer}" in readme
-
-
-def last_ttft(found: dict[str, Any], policy: str) -> float:
-    return fmean(run["ttft_p99_s"] for run in found["runs"] if run["policy"] == policy)
 
 
 @pytest.mark.parametrize("file", ["serving.json", "serving_prefixes.json"])
@@ -202,7 +170,6 @@ def test_whole_engines_are_simulated_as_they_are_live(file: str) -> None:
     assert {row["policy"] for row in rows} >= {"least_tokens", "least_prefill", "bfio"}
     most = max(abs(off) for row in rows for off in row["off"])
     assert most <= 0.15
-    assert f"within {math.ceil(100 * most)} % of the simulated ones" in words(text_of(LIVE))
 
 
 def test_with_prefill_workers_our_first_tokens_are_live_first_or_near() -> None:

@@ -70,6 +70,24 @@ def test_texts_are_wrapped_unless_they_have_lines() -> None:
     assert shown("shown", "old") == ["1", "2"]
 
 
+def test_figures_in_sentences_are_filled_and_keep_their_line_breaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(figure_blocks, "figure", {"a, b": "3 ms", "c": "1 or 2"}.__getitem__)
+    text = "It takes <!-- figure: a, b -->old<!-- / -->,\nor <!-- figure: c -->1\n  or 2<!-- / -->."
+    new = text.replace("old", "3 ms")
+    assert filled(text) == new
+    assert filled(new) == new
+
+
+def test_on_the_site_figures_in_sentences_tell_their_age() -> None:
+    with_title = filled(
+        "<!-- figure: black hole -->old<!-- / -->", lambda _: "*Measured at `1a2b`.*", titles=True
+    )
+    assert '<!-- figure: black hole --><span title="Measured at 1a2b.">Of 600 ' in with_title
+    assert with_title.endswith("are sent twice</span><!-- / -->")
+
+
 def test_every_page_of_results_but_the_gpus_has_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     names = {page.name for page in filled_pages() if page.parent.name == "results"}
