@@ -3,10 +3,12 @@
 python -m tests.bench.league.page    # draws the pictures; docs.generate writes the page
 """
 
+import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from docs.kept_figures import words_table
@@ -30,7 +32,7 @@ from tests.bench.league.standings import (
 )
 from tests.bench.league.workloads import WORKLOADS, Workload
 
-SUMMARY = "league.json"
+SUMMARY, REAL = "league.json", "real-engine.json"
 # Where the site has the pictures.
 PICTURES = "../../tests/data/league/"
 _BY_KEY = {column.key: column for column in COLUMNS}
@@ -179,10 +181,40 @@ def _tables(tables: Tables, folder: Path, pictures: str) -> Iterator[str]:
             rows.append([f"**{cell}**" for cell in cells] if each.entrant == OURS else cells)
         yield words_table(("", *(column.title for column in COLUMNS)), rows).markdown() + "\n"
         yield measured([part[KEY] for each in found for part in each.parts]) + "\n"
+        yield from beside_real(workload.name, folder)
         if any(each.busy for each in found):
             yield "† the machine was too busy during a run; the next call repeats it.\n"
         if (folder / f"{workload.name}.png").exists():
             yield f"![{workload.name}]({pictures}{workload.name}.png)\n"
+
+
+_BESIDE = (
+    ("TTFT mean", "mean_ttft_ms"),
+    ("TPOT mean", "mean_tpot_ms"),
+    ("whole answer mean", "mean_e2el_ms"),
+    ("tokens/s", "tokens_per_s"),
+)
+
+
+def beside_real(workload: str, folder: Path) -> Iterator[str]:
+    """How far one emulated engine was from a real one in this workload, see ``twin``."""
+    file = folder / REAL
+    parts = json.loads(file.read_bytes()) if file.exists() else {}
+    runs = [part for name, part in parts.items() if name.rpartition(", seed ")[0] == workload]
+    if not runs:
+        return
+    ratios = (
+        f"{title} x {fmean(run['emulated'][key] / run['real'][key] for run in runs):.2f}"
+        for title, key in _BESIDE
+    )
+    real, emulated = (fmean(run[of]["hit_share"] for run in runs) for of in ("real", "emulated"))
+    explained = fmean(run["explained"] for run in runs)
+    yield (
+        f"One emulated engine against one of vLLM on a CPU, the same requests "
+        f"(`python -m tests.bench.league.twin`): {', '.join(ratios)}; cache hits {emulated:.1%} and "
+        f"{real:.1%}. The step-time model explains {explained:.0%} of the real steps' variance. "
+        f"{measured([run[KEY] for run in runs])}\n"
+    )
 
 
 def _setting(workload: Workload, found: Sequence[Standing]) -> str:

@@ -3,9 +3,10 @@
     python -m tests.bench.league.twin [--workloads NAME,…] [--seeds 1]
 
 One vLLM on the CPU (``make engine``) with two layers of random weights and a trained tokenizer
-serves the workloads as ``real`` scales them, through evenstep's defaults. Evenstep learns what its
-steps cost; then an emulated engine with these costs gets the same requests. Which steps there are,
-what is cached, and how long requests wait is the emulator's own.
+serves the workloads as ``real`` scales them, through evenstep's defaults. Its snapshots tell what
+each of its steps held and took; then an emulated engine whose steps cost what fits these best gets
+the same requests. Which steps there are, what is cached and how long requests wait is the
+emulator's own.
 """
 
 import argparse
@@ -17,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from loadgen.report.origin import (
     EMULATION,
     SERVING,
@@ -24,20 +27,22 @@ from loadgen.report.origin import (
     origin,
     write_part,
 )
+from router.config.worker_notation import parse_workers
 from tests.bench.league import real
 from tests.bench.league.own import EVENSTEP
-from tests.bench.league.parts import CLIENT, DATA, emulated, measured
+from tests.bench.league.page import REAL
+from tests.bench.league.parts import CLIENT, DATA, EnginesOf, emulated, measured
 from tests.bench.league.workloads import Workload
 from tests.gpu.serving import LLAMA, SHAPES
 from tests.support.engine import Installation, installation, running_engine
+from tests.support.rank_steps import RankStep, reading
 from tests.support.server import free_port
 
-FILE = "real-engine.json"
 SLOTS, BLOCK, KV_TOKENS, BATCH_TOKENS = 64, 32, 200_000, 2048
 CODE = (*SERVING, *EMULATION, *CLIENT, "tests/bench/league/twin.py", "tests/bench/league/real.py")
 FIGURES = (
     *("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "tokens_per_s", "hit_share"),
-    *("completed", "failed", "requests"),
+    *("completed", "failed", "requests", "busy"),
 )
 
 
@@ -83,18 +88,43 @@ def twin(workload: Workload, step_time: Sequence[float]) -> Workload:
     return replace(workload, fleet=(*flags, *memory))
 
 
+def fitted(steps: Sequence[RankStep]) -> tuple[list[float], float]:
+    """C, t_l, t_r and t_p, none below 0, by least squares; what share of variance they explain."""
+    held = np.array([(1.0, s.load_tokens, s.running, s.prompt_tokens) for s in steps])
+    took_s = np.array([step.step_s for step in steps])
+    cost, used = np.zeros(held.shape[1]), np.ones(held.shape[1], bool)
+    while used.any():
+        scale = held[:, used].max(axis=0)
+        found = np.linalg.lstsq(held[:, used] / scale, took_s, rcond=None)[0] / scale
+        if found.min() >= 0:
+            cost[used] = found
+            break
+        used[np.flatnonzero(used)[found.argmin()]] = False
+    left = took_s - held @ cost
+    return cost.tolist(), float(1 - left.var() / took_s.var())
+
+
 def compared(of: real.Cluster, workload: Workload, seed: int) -> dict[str, Any]:
     """Figures of the real engine and of its emulation."""
-    found: dict[str, Any] = {}
-    for name, load, engines_of in (
-        ("real", workload, of.of),
-        ("emulated", twin(workload, of.engines.step_time), emulated),
-    ):
-        with tempfile.TemporaryDirectory(prefix="evenstep-league-") as scratch:
-            figures, _ = measured(EVENSTEP[0], load, seed, Path(scratch), engines_of)
-        found[name] = {key: figures[key] for key in FIGURES}
-        found[f"{name}_busy"] = figures["busy"]
-    return found
+    (spec,) = parse_workers(of.workers)
+    assert spec.snapshots is not None
+    with reading([spec.snapshots]) as log:
+        figures = _run(workload, seed, of.of)
+        (steps,) = log.ranks()
+    cost, explained = fitted([*steps.values()])
+    return {
+        "step_time": cost,
+        "explained": explained,
+        "steps": len(steps),
+        "real": figures,
+        "emulated": _run(twin(workload, cost), seed, emulated),
+    }
+
+
+def _run(workload: Workload, seed: int, engines_of: EnginesOf) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="evenstep-league-") as scratch:
+        found, _ = measured(EVENSTEP[0], workload, seed, Path(scratch), engines_of)
+    return {key: found[key] for key in FIGURES}
 
 
 def main() -> None:
@@ -108,21 +138,14 @@ def main() -> None:
         folder = Path(scratch)
         with engine(where, folder) as worker:
             of = real.with_capacity(real.cluster(worker), EVENSTEP[0], folder)
-            print(
-                f"{of.requests_per_s:.3g} requests/s, stretch {of.stretch:.3g}, steps cost ", end=""
-            )
-            print(*of.engines.step_time, flush=True)
+            print(f"{of.requests_per_s:.3g} requests/s, stretch {of.stretch:.3g}", flush=True)
             known = real.workloads(of)
             for name in given.workloads or known:
                 for seed in range(given.seeds):
                     found = compared(of, known[name], seed)
-                    told = {
-                        "stretch": of.stretch,
-                        "step_time": [*of.engines.step_time],
-                        "vllm": where.vllm,
-                    }
+                    told = {"stretch": of.stretch, "vllm": where.vllm}
                     header = origin(Engines.REAL, CODE)
-                    write_part(DATA / FILE, f"{name}, seed {seed}", found | told, header)
+                    write_part(DATA / REAL, f"{name}, seed {seed}", found | told, header)
                     print(name, seed, found, flush=True)
 
 
