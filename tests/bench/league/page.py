@@ -17,6 +17,7 @@ from docs.measured import measured
 from loadgen.report.charts import COLOURS, finish, panels, save
 from loadgen.report.intervals import Estimate
 from loadgen.report.origin import KEY, Engines, origin, read_figures, write_figures
+from tests.bench.league.bounds import least_ttft_ms
 from tests.bench.league.parts import DATA, OURS
 from tests.bench.league.standings import (
     COLUMNS,
@@ -170,10 +171,21 @@ def engines_of(found: Sequence[Standing]) -> str:
     return f"{', '.join(sorted(kinds))} engines"
 
 
+def _least(ttft_ms: float | None) -> str:
+    if ttft_ms is None:
+        return ""
+    return (
+        f" No router can have a TTFT mean below about {ttft_ms:.0f} ms: that of each request by "
+        "itself on an idle engine, with all that earlier ones shared in its cache."
+    )
+
+
 def _tables(tables: Tables, folder: Path, pictures: str) -> Iterator[str]:
+    file = folder / SUMMARY
+    least = read_figures(file).get("least_ttft_ms", {}) if file.exists() else {}
     for workload, found in tables:
         yield f"## {workload.name}\n"
-        yield _setting(workload, found) + "\n"
+        yield _setting(workload, found) + _least(least.get(workload.name)) + "\n"
         rows = []
         for each in found:
             name = f"{each.entrant}{' †' if each.busy else ''}"
@@ -211,8 +223,9 @@ def beside_real(workload: str, folder: Path) -> Iterator[str]:
     explained = fmean(run["explained"] for run in runs)
     yield (
         f"One emulated engine against one of vLLM on a CPU, the same requests "
-        f"(`python -m tests.bench.league.twin`): {', '.join(ratios)}; cache hits {emulated:.1%} and "
-        f"{real:.1%}. The step-time model explains {explained:.0%} of the real steps' variance. "
+        f"(`python -m tests.bench.league.twin`): {', '.join(ratios)}; cache hits {emulated:.1%} "
+        f"and {real:.1%}. The step-time model explains {explained:.0%} of the real steps' "
+        "variance. "
         f"{measured([run[KEY] for run in runs])}\n"
     )
 
@@ -359,9 +372,14 @@ def summarize(
         kinds |= {part[KEY]["engines"] for each in found for part in each.parts}
     if left_out is None:
         left_out = read_figures(file)["left_out"] if file.exists() else {}
-    code = ("tests/bench/league/page.py", "tests/bench/league/standings.py")
+    code = tuple(f"tests/bench/league/{name}.py" for name in ("bounds", "page", "standings"))
     header = origin(Engines(kinds.pop()) if len(kinds) == 1 else Engines.UNKNOWN, code)
-    write_figures(file, {"left_out": left_out}, header, *pictures)
+    least = {
+        workload.name: least_ttft_ms(workload, 0)
+        for workload, _ in tables_of(folder, workloads)
+        if workload.fleet
+    }
+    write_figures(file, {"left_out": left_out, "least_ttft_ms": least}, header, *pictures)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,14 @@ from loadgen.replay.replay_results import RequestResult
 from loadgen.report.origin import Engines as Physics
 from loadgen.report.origin import origin, write_part
 from loadgen.traces.trace import load_trace
+from tests.bench.league.bounds import least_ttft_ms
 from tests.bench.league.client import Client, Place, Sent, figures
 from tests.bench.league.entrant import Engines, Entrant, Running
 from tests.bench.league.page import counted, league_text, losses, summarize
 from tests.bench.league.parts import is_due, kept_parts, part_name
 from tests.bench.league.run import _due, parts_of
 from tests.bench.league.standings import LEADS, standings, tables_of, verdict
-from tests.bench.league.workloads import KEYS, WORKLOADS, Workload, chains, piece, text_of
+from tests.bench.league.workloads import KEYS, WORKLOADS, Ask, Workload, chains, piece, text_of
 
 OPEN = WORKLOADS["open-80"]
 NAMES = [pytest.param(workload, id=name) for name, workload in WORKLOADS.items()]
@@ -246,6 +247,15 @@ def test_figures_of_a_run_without_answers() -> None:
     found = figures(OPEN, Sent(tenants=["one"] * 10, results=[None] * 10), [], [0, 0, 0])
     assert (found["lost"], found["failed"], found["completed"]) == (8, 8, 0)  # less the warm-up
     assert found["mean_ttft_ms"] is None
+
+
+def test_no_router_can_be_better_than_prompts_alone_with_all_beginnings_cached() -> None:
+    shared, own = piece(1, 1600), piece(2, 3000)
+    sessions = [[Ask(shared, 1), Ask(shared + own, 1, 5.0)], [Ask(shared + own[:64], 1, 9.0)]]
+    load = replace(OPEN, sessions=lambda _: sessions, warmup=0.0)  # 5 ms and 50 us a token
+    first, second, third = 5 + 1600 * 0.05, 2 * 5 + 3000 * 0.05, 5 + 1 * 0.05
+    assert least_ttft_ms(load, 0) == pytest.approx((first + second + third) / 3)
+    assert least_ttft_ms(WORKLOADS["decode-saturated"], 0) is None
 
 
 def test_of_clients_that_wait_requests_count_by_their_end() -> None:
