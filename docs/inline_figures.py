@@ -8,6 +8,7 @@ from math import ceil
 from statistics import fmean, median
 
 from docs.kept_figures import Figures, kept
+from tests.bench.league.page import league_line
 
 Texts = str | Mapping[str, str]
 
@@ -116,19 +117,6 @@ def _lockstep() -> Texts:
         "heavy": f"{1e3 * found['barrier']['heavy_s']:.0f} ms",
         "servers": f"{_between((ms for way in each.values() for ms in way), '.0f')} ms",
         "one server": f"{_between(one_server, '.0f')} ms",
-    }
-
-
-def _conversations() -> Texts:
-    runs = kept("prefix/conversations.json")["own 60000 5,5"]["runs"]
-    return {
-        policy: f"{100 * fmean(shares):.0f} %"
-        for policy in ("bfio", "sticky")
-        if (
-            shares := [
-                run["hit_tokens"] / run["prompt_tokens"] for run in runs if run["policy"] == policy
-            ]
-        )
     }
 
 
@@ -249,13 +237,13 @@ def _long_pools() -> Texts:
 
 FIGURES: Mapping[str, Callable[[], Texts]] = {
     "demo": _demo,
+    "league": league_line,
     "switches": _switches,
     "prompts on ranks": _prompts_on_ranks,
     "live": _live,
     "whole engines": lambda: _off("live/serving.json"),
     "whole engines with prefixes": lambda: _off("live/serving_prefixes.json"),
     "lockstep": _lockstep,
-    "conversations": _conversations,
     "takeover": _takeovers,
     "black hole": _black_hole,
     "plug-in": _plugin,

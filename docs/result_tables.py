@@ -21,7 +21,7 @@ from loadgen.figures.studies.serving_study import (
 )
 from loadgen.figures.tables import Table
 from loadgen.report.intervals import paired
-from tests.bench.league.page import league_line, league_text
+from tests.bench.league.page import league_text
 
 # --- demo -----------------------------------------------------------------------------------------
 
@@ -324,7 +324,6 @@ TEXTS: Mapping[str, Callable[[], str]] = {
     "demo bar": demo_bar,
     "hot prefix": prefix_tables.hot_prefix,
     "league": league_text,
-    "league, in a line": league_line,
     "diagnosis before": lambda: diagnosis("before"),
     "diagnosis after": lambda: diagnosis("after"),
 }

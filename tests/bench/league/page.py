@@ -102,9 +102,12 @@ def _behind(tables: Tables) -> Iterator[str]:
     yield "## Where evenstep is behind\n"
     rows = [*losses(tables)]
     if not rows:
-        yield f"In no figure by more than {LEADS:.0%}.\n"
+        yield f"In no figure by more than {100 * LEADS:.0f} %.\n"
         return
-    yield f"All figures in which it is more than {LEADS:.0%} behind the first, the worst first.\n"
+    yield (
+        f"All figures in which it is more than {100 * LEADS:.0f} % behind the first, the worst "
+        "first.\n"
+    )
     header = ("workload", "figure", "evenstep", "the first", "behind by", "place", "why")
     yield words_table(header, rows).markdown() + "\n"
 
@@ -145,12 +148,10 @@ def league_line(folder: Path = DATA) -> str:
         return "Nothing has been measured yet."
     ranked = sorted(judged, key=lambda each: each.ahead or 0.0)
     entrants = {each.entrant for _, found in tables for each in found}
-    peers = {name.partition(" ")[0] for name in entrants} - {OURS}
     return (
-        f"Before the same emulated engines, {len(peers)} other products and further rules "
-        f"({len(entrants)} entrants) in {len(tables)} workloads: evenstep is first or within "
-        f"{LEADS:.0%} of the first in {sum(each.leads for each in judged)} of {len(judged)} "
-        f"figures. Best row: {_row(ranked[-1])}; worst: {_row(ranked[0])}."
+        f"in {len(tables)} workloads before the same emulated engines, evenstep is first or within "
+        f"{100 * LEADS:.0f} % of the first of {len(entrants)} in "
+        f"{sum(each.leads for each in judged)} of {len(judged)} figures; best row: {_row(ranked[-1])}; worst: {_row(ranked[0])}"
     )
 
 

@@ -106,11 +106,16 @@ def _fingerprint(workload: Workload, seed: int) -> str:
 
 
 def standings(workload: Workload, parts: Mapping[str, Mapping[str, Any]]) -> list[Standing]:
-    """Entrants, the best first."""
-    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    """Entrants, the best first, by the seeds that all of them have had (else by all)."""
+    by_name: dict[str, dict[str, Mapping[str, Any]]] = {}
     for name, part in parts.items():
-        by_name.setdefault(name.rpartition(", seed ")[0], []).append(part)
-    found = [Standing(name, each) for name, each in by_name.items()]
+        entrant, _, seed = name.rpartition(", seed ")
+        by_name.setdefault(entrant, {})[seed] = part
+    common = set.intersection(*map(set, by_name.values()))
+    found = [
+        Standing(name, [part for seed, part in each.items() if seed in common or not common])
+        for name, each in by_name.items()
+    ]
     return sorted(found, key=partial(_order, workload))
 
 

@@ -181,6 +181,14 @@ def test_the_best_is_first_and_who_fails_requests_last(tmp_path: Path) -> None:
     assert judged.behind == pytest.approx(0.1)
 
 
+def test_entrants_are_compared_by_the_seeds_that_all_have_had(tmp_path: Path) -> None:
+    for seed, ttft in enumerate((100.0, 200.0, 300.0)):
+        kept(tmp_path, OPEN, "evenstep", seed, mean_ttft_ms=ttft)
+    kept(tmp_path, OPEN, "other", 0, mean_ttft_ms=110.0)
+    (first, second) = standings(OPEN, kept_parts(OPEN.name, tmp_path))
+    assert (first.entrant, len(first.parts), len(second.parts)) == ("evenstep", 1, 1)
+
+
 def test_most_tokens_are_first_where_those_count(tmp_path: Path) -> None:
     load = WORKLOADS["decode-saturated"]
     kept(tmp_path, load, "evenstep", 0, tokens_per_s=100.0)
