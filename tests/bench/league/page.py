@@ -151,7 +151,8 @@ def league_line(folder: Path = DATA) -> str:
     return (
         f"in {len(tables)} workloads before the same emulated engines, evenstep is first or within "
         f"{100 * LEADS:.0f} % of the first of {len(entrants)} in "
-        f"{sum(each.leads for each in judged)} of {len(judged)} figures; best row: {_row(ranked[-1])}; worst: {_row(ranked[0])}"
+        f"{sum(each.leads for each in judged)} of {len(judged)} figures; "
+        f"best row: {_row(ranked[-1])}; worst: {_row(ranked[0])}"
     )
 
 
