@@ -139,7 +139,7 @@ def _black_hole() -> str:
     bare, retries, both = found["ways"].values()
     return (
         f"Of {found['requests']} requests {bare['failed']} fail without retries and breaker, and "
-        f"{retries['failed']} with retries alone. With both {both['failed']} fail, and "
+        f"{retries['failed']} with retries alone. With both, {both['failed']} fail and "
         f"{both['asked_anew']} are sent twice"
     )
 

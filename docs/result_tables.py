@@ -117,7 +117,7 @@ def router_cost() -> Table:
     added = [f"{first[key] - first['none']:.2f}" for key in _TARGETS]
     memory = [f"{figures['memory_mb'][key]:.0f}" for key in _TARGETS]
     rows.append(("added to the first byte, one client, ms", *added))
-    rows.append(("memory after it (PSS), MB", *memory))
+    rows.append(("memory at the end (PSS), MB", *memory))
     header = ("CPU us (in parentheses: of vllm-router's)", *_TARGETS.values())
     return words_table(header, rows)
 

@@ -21,6 +21,7 @@ from tests.bench.league.bounds import least_ttft_ms
 from tests.bench.league.parts import DATA, OURS
 from tests.bench.league.standings import (
     COLUMNS,
+    JUDGED,
     LEADS,
     PLACED,
     Column,
@@ -72,6 +73,10 @@ def _figure(by: str, each: Standing) -> str:
     return shown(each.of(key), _BY_KEY[key])
 
 
+def _names(figures: Sequence[str]) -> str:
+    return ", ".join(_BY_KEY[by.removeprefix("-")].title.partition(", ")[0] for by in figures)
+
+
 def _link(workload: Workload) -> str:
     return f"[{workload.name}](#{workload.name})"
 
@@ -105,8 +110,8 @@ def _behind(tables: Tables) -> Iterator[str]:
         yield f"In no figure by more than {100 * LEADS:.0f} %.\n"
         return
     yield (
-        f"All figures in which it is more than {100 * LEADS:.0f} % behind the first, the worst "
-        "first.\n"
+        f"Where it is more than {100 * LEADS:.0f} % behind the first, the furthest first. Judged "
+        f"are {_names(JUDGED)}, and the figure that orders a workload's entrants.\n"
     )
     header = ("workload", "figure", "evenstep", "the first", "behind by", "place", "why")
     yield words_table(header, rows).markdown() + "\n"
@@ -118,14 +123,19 @@ def _place(each: Verdict | None) -> str:
     text = f"{_figure(each.by, each.ours)}, {each.place} of {each.of}"
     if each.ahead is None or each.peer is None:
         return text
-    return f"{text} (x {each.ahead:.2f} of {each.peer.entrant})"
+    return f"{text} ({_beside(each)})"
+
+
+def _beside(each: Verdict) -> str:
+    assert each.peer is not None
+    return f"{each.ahead:.2f} times as good as {each.peer.entrant}"
 
 
 def _places(tables: Tables) -> Iterator[str]:
     yield "## Evenstep's places\n"
     yield (
-        "Its figure, its place among all entrants, and by how many times it is better than the "
-        "best other product (below 1: worse).\n"
+        "Its figure, its place among all entrants, and how many times as good it is as the best "
+        "other product: below 1 it is worse.\n"
     )
     rows = [
         (_link(workload), *(_place(verdict(workload, found, by)) for by in PLACED))
@@ -147,21 +157,20 @@ def league_line(folder: Path = DATA) -> str:
     if not judged:
         return "Nothing has been measured yet."
     ranked = sorted(judged, key=lambda each: each.ahead or 0.0)
-    entrants = {each.entrant for _, found in tables for each in found}
+    workloads = {each.workload.name for each in judged}
+    entrants = {each.entrant for load, found in tables if load.name in workloads for each in found}
     return (
-        f"in {len(tables)} workloads before the same emulated engines, evenstep is first or within "
-        f"{100 * LEADS:.0f} % of the first of {len(entrants)} in "
-        f"{sum(each.leads for each in judged)} of {len(judged)} figures; "
-        f"best row: {_row(ranked[-1])}; worst: {_row(ranked[0])}"
+        f"in {len(workloads)} workloads on the same emulated engines, evenstep is first of "
+        f"{len(entrants)} entrants, or within {100 * LEADS:.0f} % of the first, in "
+        f"{sum(each.leads for each in judged)} of {len(judged)} figures ({_names(PLACED)}). Best "
+        f"beside other products: {_row(ranked[-1])}. Worst: {_row(ranked[0])}"
     )
 
 
 def _row(each: Verdict) -> str:
-    assert each.peer is not None
-    return (
-        f"{each.workload.name}, {_BY_KEY[each.by.removeprefix('-')].title} "
-        f"{_figure(each.by, each.ours)}, x {each.ahead:.2f} of {each.peer.entrant}"
-    )
+    name, _, unit = _BY_KEY[each.by.removeprefix("-")].title.partition(", ")
+    figure = f"{_figure(each.by, each.ours)} {unit}".rstrip()
+    return f"in `{each.workload.name}`, {name} {figure}, {_beside(each)}"
 
 
 # --- workloads ------------------------------------------------------------------------------------
@@ -177,8 +186,8 @@ def _least(ttft_ms: float | None) -> str:
     if ttft_ms is None:
         return ""
     return (
-        f" No router can have a TTFT mean below about {ttft_ms:.0f} ms: that of each request by "
-        "itself on an idle engine, with all that earlier ones shared in its cache."
+        f" No router can have a TTFT mean below about {ttft_ms:.0f} ms: that is what it would be "
+        "if each request came to an idle engine which had cached all that earlier ones share."
     )
 
 
@@ -197,7 +206,7 @@ def _tables(tables: Tables, folder: Path, pictures: str) -> Iterator[str]:
         yield measured([part[KEY] for each in found for part in each.parts]) + "\n"
         yield from beside_real(workload.name, folder)
         if any(each.busy for each in found):
-            yield "† the machine was too busy during a run; the next call repeats it.\n"
+            yield "† the machine was too busy during a run; the next `make league` repeats it.\n"
         if (folder / f"{workload.name}.png").exists():
             yield f"![{workload.name}]({pictures}{workload.name}.png)\n"
 
@@ -232,9 +241,13 @@ def beside_real(workload: str, folder: Path) -> Iterator[str]:
     )
 
 
+def _ms(value: float) -> str:
+    return f"{value:,.1f}".removesuffix(".0") + " ms"
+
+
 def _setting(workload: Workload, found: Sequence[Standing]) -> str:
     most = max(len(each.parts) for each in found)
-    targets = ", ".join(f"{k} {v:.4g} ms" for k, v in workload.targets_ms.items())
+    targets = ", ".join(f"{k.upper()} {_ms(v)}" for k, v in workload.targets_ms.items())
     text = (
         f"{workload.what[0].upper()}{workload.what[1:]}. {workload.ranks} {engines_of(found)} of "
         f"{workload.slots} slots, time scale {workload.time_scale:g}, seeds: {most}. "
@@ -250,7 +263,7 @@ def _setting(workload: Workload, found: Sequence[Standing]) -> str:
         p50, p99 = (
             1e3 * max(each[f"relay_overhead_{of}_s"] for each in relayed) for of in ("p50", "p99")
         )
-        text += f" The relay adds {p50:.2f} ms to a request (p50; p99 {p99:.1f}), of wall time."
+        text += f" The relay adds {p50:.2f} ms (p50) or {p99:.1f} ms (p99) of wall time."
     return text
 
 
@@ -265,12 +278,21 @@ def _entrants(tables: Tables) -> Iterator[str]:
             name,
             ", ".join(part["packages"]),
             code(part["flags"]) if part["flags"] else "",
-            part["what"],
+            _what(name, part["what"]),
         )
         for name, part in sorted(parts.items())
     ]
     yield "## Entrants\n"
     yield words_table(("", "of PyPI", "flags", "where a request goes"), rows).markdown() + "\n"
+
+
+def _what(name: str, what: str) -> str:
+    """Where requests go; "the same" is what the entrant does whose name begins this one's."""
+    whose, without, _ = name.partition(" without ")
+    if not without:
+        whose = name.rpartition(" ")[0]
+    rest = what.removeprefix("the same, ")
+    return what if rest == what else f"as {whose}, {rest}"
 
 
 def counted(evidence: Mapping[str, float]) -> dict[str, str]:
@@ -301,8 +323,8 @@ def _evidence(tables: Tables) -> Iterator[str]:
         return
     yield "## What reached each of them\n"
     yield (
-        "Counters of the routers themselves after one run; of those that a router has for each "
-        "engine, the sum, and for how many it is not 0.\n"
+        "Counters of the routers themselves after one run. Where a router counts for each engine: "
+        "the sum, and for how many engines the count is not 0.\n"
     )
     rows = []
     for name, (load, evidence) in sorted(told.items()):

@@ -295,7 +295,7 @@ _ALL = (
     ),
     *map(_open, (60, 80, 95, 110)),
     _chat("chat", "conversations whose prompts begin alike, turn by turn", 8, 80, 1.0),
-    _chat("chat-scale-1", "the same before two ranks, in the engines' own time", 2, 20, 1.0),
+    _chat("chat-scale-1", "conversations as in chat, fewer, before two ranks", 2, 20, 1.0),
     Workload(
         "agents",
         "agents with one long system prompt, 16 at once, that call tools",

@@ -210,8 +210,8 @@ def test_where_evenstep_is_behind_stands_at_the_top(tmp_path: Path) -> None:
         "| [open-95",
         "| [chat",
     ]
-    assert "80, 1 of 2 (x 1.12 of other)" in rest
-    assert "100, 2 of 2 (x 0.10 of other)" in rest
+    assert "80, 1 of 2 (1.12 times as good as other)" in rest
+    assert "100, 2 of 2 (0.10 times as good as other)" in rest
     assert "| third | chat | it needs more |" in rest
     assert (tmp_path / "chat.png").read_bytes().startswith(b"\x89PNG")
 
