@@ -42,8 +42,8 @@ def hot_prefix() -> str:
     return (
         f"The load average was at most {load:.0f} on two cores. "
         f"While {found['waiting']:,} requests wait that share a prompt of 100,000 tokens and one "
-        f"of {found['workers']} workers computes it, hearing a step of all workers takes "
-        f"{found['step_heard_ms']:.1f} ms, asking for all requests {found['all_asked_ms']:.1f} ms, "
+        f"of {found['workers']} workers computes it, receiving a step of all workers takes "
+        f"{found['step_heard_ms']:.1f} ms, looking up all requests {found['all_asked_ms']:.1f} ms, "
         f"and {found['all_asked_again_ms']:.1f} ms where nothing has changed."
     )
 
