@@ -154,9 +154,12 @@ def league_line(folder: Path = DATA) -> str:
         for by in PLACED
         if (each := verdict(workload, found, by)) is not None and each.ahead is not None
     ]
-    if not judged:
+    # Of tenants no other product has been told.
+    ranked = sorted(
+        (each for each in judged if not each.workload.tenants), key=lambda each: each.ahead or 0.0
+    )
+    if not ranked:
         return "Nothing has been measured yet."
-    ranked = sorted(judged, key=lambda each: each.ahead or 0.0)
     workloads = {each.workload.name for each in judged}
     entrants = {each.entrant for load, found in tables if load.name in workloads for each in found}
     return (

@@ -13,7 +13,8 @@ from tests.bench.league.workloads import WORKLOADS, Workload
 
 # Evenstep leads where its figure is at most so much worse than the first one's.
 LEADS = 0.03
-# Entrants that fail more of the requests stand after all others, however fast the rest was.
+# Entrants that fail so many more of the requests than the best one stand after all others, however
+# fast the rest was: what fails is no load.
 MOST_FAILED = 0.01
 
 
@@ -116,17 +117,19 @@ def standings(workload: Workload, parts: Mapping[str, Mapping[str, Any]]) -> lis
         Standing(name, [part for seed, part in each.items() if seed in common or not common])
         for name, each in by_name.items()
     ]
-    return sorted(found, key=partial(_order, workload))
+    return sorted(found, key=partial(_order, workload, _most_failed(found)))
 
 
-def _order(workload: Workload, each: Standing) -> tuple[bool, float, float]:
+def _order(workload: Workload, most_failed: float, each: Standing) -> tuple[bool, float, float]:
     ttft = each.of("mean_ttft_ms")
     value = worth(workload.first_by, each)
-    return _fails(workload, each), value, float("inf") if ttft is None else ttft.mean
+    fails = each.failed_share > most_failed
+    return fails, value, float("inf") if ttft is None else ttft.mean
 
 
-def _fails(workload: Workload, each: Standing) -> bool:
-    return workload.first_by != "failed" and each.failed_share > MOST_FAILED
+def _most_failed(found: Sequence[Standing]) -> float:
+    """The share of failed requests from which on an entrant stands last."""
+    return MOST_FAILED + min(each.failed_share for each in found)
 
 
 def worth(by: str, each: Standing) -> float:
@@ -179,13 +182,14 @@ class Verdict:
 def verdict(workload: Workload, found: Sequence[Standing], by: str = "") -> Verdict | None:
     """By the figure that orders the workload, or by another; None: evenstep has no such figure."""
     by = by or workload.first_by
-    ranked = sorted(found, key=lambda each: (_fails(workload, each), worth(by, each)))
+    most = _most_failed(found)
+    ranked = sorted(found, key=lambda each: (each.failed_share > most, worth(by, each)))
     place = next((n for n, each in enumerate(ranked) if each.entrant == OURS), None)
     if place is None or ranked[place].of(by.removeprefix("-")) is None:
         return None
     first, ours = worth(by, ranked[0]), worth(by, ranked[place])
     behind = (ours - first) / abs(first) if first else float(ours > first)
-    if _fails(workload, ranked[place]) and not _fails(workload, ranked[0]):
+    if ranked[place].failed_share > most >= ranked[0].failed_share:
         behind = max(behind, 1.0)
     peer = next((each for each in ranked if each.peer), None)
     return Verdict(workload, by, place + 1, len(ranked), ranked[0], ranked[place], behind, peer)

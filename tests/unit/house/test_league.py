@@ -247,6 +247,15 @@ def test_who_fails_requests_is_behind(tmp_path: Path) -> None:
     assert (judged.place, judged.leads) == (2, False)
 
 
+def test_who_fails_more_than_others_does_not_lead_by_what_it_has_not_served(tmp_path: Path) -> None:
+    load = WORKLOADS["faults"]
+    kept(tmp_path, load, "evenstep", 0, mean_ttft_ms=10.0, completed=97, failed=3)
+    kept(tmp_path, load, "other", 0, mean_ttft_ms=5.0, completed=80, failed=20)
+    judged = verdict(load, standings(load, kept_parts(load.name, tmp_path)), "mean_ttft_ms")
+    assert judged is not None
+    assert (judged.place, judged.leads) == (1, True)
+
+
 def test_an_empty_league_says_so(tmp_path: Path) -> None:
     assert league_text(tmp_path) == "Nothing has been measured yet."
 
