@@ -96,10 +96,8 @@ def cluster(text: str) -> Cluster:
     if not workers:
         raise ConfigError("name the engines: URLS='http://HOST:8000,slots=64 …'")
     specs = parse_workers(workers)
-    if any(spec.rank is not None for spec in specs):
-        raise ConfigError(
-            "rank=: each engine needs a URL of its own, as other routers know no ranks"
-        )
+    if len({spec.url for spec in specs}) < len(specs):
+        raise ConfigError("each engine needs a URL of its own, as other routers know no ranks")
     slots = {spec.slots for spec in specs}
     if len(slots) > 1 or None in slots:
         raise ConfigError(

@@ -82,7 +82,7 @@ def test_costs_of_steps_are_those_that_evenstep_tells() -> None:
         (f"{URL},slots=4 http://127.0.0.1:2,slots=5", "the same for all"),
         (f"{URL},slots=4", "does not answer as vLLM does"),
         (f"{URL},slots=4,colour=red", "unknown key 'colour'"),
-        (f"{URL},slots=4,rank=1", "a URL of its own"),
+        (f"{URL},slots=4,rank=0 {URL},slots=4,rank=1", "a URL of its own"),
     ],
 )
 def test_what_is_wrong_with_engines_is_said(urls: str, complaint: str) -> None:
