@@ -56,6 +56,12 @@ def league_text(
     return "\n".join(line for part in parts for line in part).rstrip()
 
 
+def _summary(folder: Path) -> Mapping[str, Any]:
+    """What ``summarize`` has kept; nothing before."""
+    file = folder / SUMMARY
+    return read_figures(file) if file.exists() else {}
+
+
 def shown(found: Estimate | None, column: Column) -> str:
     if found is None:
         return "–"
@@ -68,13 +74,17 @@ def shown(found: Estimate | None, column: Column) -> str:
 # --- evenstep's places ----------------------------------------------------------------------------
 
 
+def _column(by: str) -> Column:
+    return _BY_KEY[by.removeprefix("-")]
+
+
 def _figure(by: str, each: Standing) -> str:
-    key = by.removeprefix("-")
-    return shown(each.of(key), _BY_KEY[key])
+    column = _column(by)
+    return shown(each.of(column.key), column)
 
 
 def _names(figures: Sequence[str]) -> str:
-    return ", ".join(_BY_KEY[by.removeprefix("-")].title.partition(", ")[0] for by in figures)
+    return ", ".join(_column(by).title.partition(", ")[0] for by in figures)
 
 
 def _link(workload: Workload) -> str:
@@ -91,15 +101,15 @@ def reasons() -> Mapping[str, Mapping[str, str]]:
 def losses(tables: Tables) -> Iterator[Sequence[str]]:
     """Rows of the table of figures in which evenstep is behind."""
     for each in behind(tables):
-        key = each.by.removeprefix("-")
+        column = _column(each.by)
         yield (
             _link(each.workload),
-            _BY_KEY[key].title,
+            column.title,
             _figure(each.by, each.ours),
             f"{each.first.entrant}: {_figure(each.by, each.first)}",
             f"{each.behind:.1%}",
             f"{each.place} of {each.of}",
-            reasons().get(each.workload.name, {}).get(key, "not yet known"),
+            reasons().get(each.workload.name, {}).get(column.key, "not yet known"),
         )
 
 
@@ -141,7 +151,7 @@ def _places(tables: Tables) -> Iterator[str]:
         (_link(workload), *(_place(verdict(workload, found, by)) for by in PLACED))
         for workload, found in tables
     ]
-    titles = (_BY_KEY[by.removeprefix("-")].title for by in PLACED)
+    titles = (_column(by).title for by in PLACED)
     yield words_table(("workload", *titles), rows).markdown() + "\n"
 
 
@@ -171,7 +181,7 @@ def league_line(folder: Path = DATA) -> str:
 
 
 def _row(each: Verdict) -> str:
-    name, _, unit = _BY_KEY[each.by.removeprefix("-")].title.partition(", ")
+    name, _, unit = _column(each.by).title.partition(", ")
     figure = f"{_figure(each.by, each.ours)} {unit}".rstrip()
     return f"in `{each.workload.name}`, {name} {figure}, {_beside(each)}"
 
@@ -195,8 +205,7 @@ def _least(ttft_ms: float | None) -> str:
 
 
 def _tables(tables: Tables, folder: Path, pictures: str) -> Iterator[str]:
-    file = folder / SUMMARY
-    least = read_figures(file).get("least_ttft_ms", {}) if file.exists() else {}
+    least = _summary(folder).get("least_ttft_ms", {})
     for workload, found in tables:
         yield f"## {workload.name}\n"
         yield _setting(workload, found) + _least(least.get(workload.name)) + "\n"
@@ -340,12 +349,9 @@ def _evidence(tables: Tables) -> Iterator[str]:
 
 
 def _left_out(folder: Path) -> Iterator[str]:
-    file = folder / SUMMARY
-    if not file.exists():
-        return
     rows = [
         (entrant, workload, reason)
-        for entrant, each in read_figures(file)["left_out"].items()
+        for entrant, each in _summary(folder).get("left_out", {}).items()
         for workload, reason in each.items()
     ]
     if rows:
@@ -392,21 +398,21 @@ def summarize(
         folder: of the parts.
         workloads: that may have some.
     """
-    file, pictures, kinds = folder / SUMMARY, list[Path](), set[str]()
+    pictures, kinds = list[Path](), set[str]()
+    least: dict[str, float | None] = {}
     for workload, found in tables_of(folder, workloads):
         pictures.append(folder / f"{workload.name}.png")
         draw(workload, found, pictures[-1])
         kinds |= {part[KEY]["engines"] for each in found for part in each.parts}
+        if workload.fleet:
+            least[workload.name] = least_ttft_ms(workload, 0)
     if left_out is None:
-        left_out = read_figures(file)["left_out"] if file.exists() else {}
+        left_out = _summary(folder).get("left_out", {})
     code = tuple(f"tests/bench/league/{name}.py" for name in ("bounds", "page", "standings"))
     header = origin(Engines(kinds.pop()) if len(kinds) == 1 else Engines.UNKNOWN, code)
-    least = {
-        workload.name: least_ttft_ms(workload, 0)
-        for workload, _ in tables_of(folder, workloads)
-        if workload.fleet
-    }
-    write_figures(file, {"left_out": left_out, "least_ttft_ms": least}, header, *pictures)
+    write_figures(
+        folder / SUMMARY, {"left_out": left_out, "least_ttft_ms": least}, header, *pictures
+    )
 
 
 if __name__ == "__main__":
