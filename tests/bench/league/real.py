@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -23,7 +22,6 @@ from loadgen.emulator.generation import HIDDEN_LENGTH
 from loadgen.emulator.text import CHARS_PER_TOKEN
 from router.config.worker_notation import parse_workers
 from router.core.errors import ConfigError
-from router.core.types import WorkerSpec
 from tests.bench.league.entrant import Engines, Entrant
 from tests.bench.league.parts import EnginesOf, measured
 from tests.bench.league.starting import samples
@@ -116,7 +114,7 @@ def cluster(text: str) -> Cluster:
         Engines(
             urls=[spec.url for spec in specs],
             workers=workers,
-            kv_events=_kv_events(specs),
+            kv_events=(),  # where engines publish some, their workers' texts say so
             slots=slots.pop() or 0,
             block_tokens=told[0]["block_tokens"],
             model=told[0]["model"],
@@ -140,12 +138,6 @@ def _told(url: str) -> dict[str, Any]:
         "block_tokens": int(cache["block_size"]),
         "kv_blocks": int(cache["num_gpu_blocks"]),
     }
-
-
-def _kv_events(specs: Sequence[WorkerSpec]) -> Sequence[int]:
-    """Ports of the streams, where all engines of this machine publish some."""
-    ports = [urlsplit(spec.kv_events).port or 0 for spec in specs if spec.kv_events]
-    return ports if len(ports) == len(specs) else ()
 
 
 def _ends_at_hidden_lengths(url: str, model: str) -> bool:
