@@ -25,7 +25,8 @@ class SendDelay:
 
     When a step's end is known, its engine has begun the next: so one, until requests tell more. A
     router or a network that is slow beside the steps makes it several. What is sent at a step's end
-    counts: in the midst of a step it is half a step more, on the mean.
+    counts: in the midst of a step it is half a step more, on the mean. A part of a step counts as a
+    whole one: what is sent too early is chosen a step early, what is sent too late costs a step.
     """
 
     def __init__(self, steps: int = 1) -> None:
@@ -33,7 +34,7 @@ class SendDelay:
 
     @property
     def steps(self) -> int:
-        return round(self._mean - 0.25)
+        return math.ceil(self._mean - 0.25)
 
     def learn(self, steps: float) -> None:
         """Learn from a request that nothing but its way held up; far below 0 after a restart."""

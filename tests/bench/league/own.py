@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import log
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +16,8 @@ from tests.support.server import free_port
 # As long as the other routers let a request wait; requests that may wait.
 PATIENCE_S, POOL = 600.0, 16_384
 STARVATION_S = 5.0
+
+_ON_ARRIVAL = ("--dispatch", "instant")
 
 _FIGURES = {
     "evenstep_requests_assigned_total": (),
@@ -50,36 +52,38 @@ def weights(rule: str, engines: Engines) -> str:
 _CODE = (*SERVING, "router/config", "router/serve", "tests/bench/league/own.py")
 
 
-def _without_plug_in(spec: str) -> str:
-    """A worker whose engine has no plug-in; metrics and KV events are vLLM's own."""
-    return ",".join(part for part in spec.split(",") if not part.startswith("snapshots="))
+def _without_plug_in(engines: Engines) -> list[str]:
+    """Workers whose engines have no plug-in; metrics and KV events are vLLM's own."""
+    specs = [
+        ",".join(part for part in spec.split(",") if not part.startswith("snapshots="))
+        for spec in engines.workers
+    ]
+    if not engines.kv_events:
+        return specs
+    streams = [f"tcp://127.0.0.1:{port}" for port in engines.kv_events]
+    return [f"{spec},kv_events={url}" for spec, url in zip(specs, streams, strict=True)]
+
+
+def _command(port: int, workers: Sequence[str], scale: float, tuned: str | None) -> list[str]:
+    program = ["tests.bench.league.tuned", tuned] if tuned else ["router.cli"]
+    return [
+        *(sys.executable, "-m", *program),
+        *("serve", "--port", str(port), "--log-level", "warning"),
+        *(part for spec in workers for part in ("--worker", spec)),
+        *("--queue-timeout", f"{PATIENCE_S * scale:g}", "--pool-size", str(POOL)),
+        *("--starvation", f"{STARVATION_S * scale:g}"),
+    ]
 
 
 def _evenstep(name: str, what: str, *flags: str, tuned: str = "", plug_in: bool = True) -> Entrant:
     @contextlib.contextmanager
     def start(engines: Engines, folder: Path) -> Iterator[Running]:
-        port, scale = free_port(), engines.time_scale
+        port = free_port()
         url = f"http://127.0.0.1:{port}"
-        workers = engines.workers
-        if not plug_in:
-            streams = [f",kv_events=tcp://127.0.0.1:{port}" for port in engines.kv_events]
-            workers = [
-                _without_plug_in(spec) + (streams[number] if streams else "")
-                for number, spec in enumerate(workers)
-            ]
-        program = ["router.cli"]
-        if tuned:
-            program = ["tests.bench.league.tuned", f"{tuned}={weights(tuned, engines)}"]
-        command = [
-            *(sys.executable, "-m", *program),
-            *("serve", "--port", str(port), "--log-level", "warning"),
-            *(part for spec in workers for part in ("--worker", spec)),
-            *("--queue-timeout", f"{PATIENCE_S * scale:g}", "--pool-size", str(POOL)),
-            *("--starvation", f"{STARVATION_S * scale:g}"),
-            *flags,
-        ]
+        workers = engines.workers if plug_in else _without_plug_in(engines)
+        own = f"{tuned}={weights(tuned, engines)}" if tuned else None
         with router(
-            command,
+            [*_command(port, workers, engines.time_scale, own), *flags],
             port,
             folder / "router.log",
             lambda: bool(all_up(url, len(engines.workers))),
@@ -96,7 +100,7 @@ def _evenstep(name: str, what: str, *flags: str, tuned: str = "", plug_in: bool 
 
 def _rule(policy: str, what: str, *, tuned: bool = False) -> Entrant:
     """A per-request rule, on arrival, as the routers that it is from have it."""
-    flags = ("--policy", policy, "--dispatch", "instant")
+    flags = ("--policy", policy, *_ON_ARRIVAL)
     name = f"{policy} tuned" if tuned else policy
     return _evenstep(name, what, *flags, tuned=policy if tuned else "")
 
@@ -108,6 +112,7 @@ EVENSTEP = (
         "the same, before engines that report no steps: it reads their metrics and KV events",
         plug_in=False,
     ),
+    _evenstep("on arrival", "the same costs, each request sent as it comes", *_ON_ARRIVAL),
     _rule("round_robin", "each engine in turn"),
     _rule("least_tokens", "fewest KV tokens"),
     _rule("prefix_score", "llm-d's score of cached prefix, queue and free KV memory"),
