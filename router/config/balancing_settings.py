@@ -106,12 +106,12 @@ class BalancingSettings(SettingGroup):
         live=True,
         advanced=True,
     )
-    prompt_budget: str | None = setting(
-        None,
+    prompt_budget: str = setting(
+        "auto",
         "Prompt tokens of a step, alike on all ranks of a group, for engines with the plug-in's "
-        "prompt_budget; auto: by the learned cost of a step and the targets; unset: the engines' "
+        "prompt_budget; auto: by the learned cost of a step and the targets; off: the engines' "
         "own bound.",
-        metavar="auto|N",
+        metavar="auto|off|N",
         live=True,
     )
     target_ttft_s: float | None = setting(
@@ -141,16 +141,16 @@ class BalancingSettings(SettingGroup):
     def prompt_rule(self) -> int | Targets | None:
         if self.prompt_budget == "auto":
             return Targets(self.target_ttft_s, self.target_tpot_s)
-        return None if self.prompt_budget is None else int(self.prompt_budget)
+        return None if self.prompt_budget == "off" else int(self.prompt_budget)
 
     @field_validator("prompt_budget", mode="before")
     @classmethod
     def _readable_budget(cls, value: object) -> object:
-        if value is None or value == "auto":
-            return value
         text = str(value)
+        if text in ("auto", "off"):
+            return text
         if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 1 << 30):
-            raise ValueError(f"prompt_budget takes auto, or tokens above 0, got {value}")
+            raise ValueError(f"prompt_budget takes auto, off, or tokens above 0, got {value}")
         return text
 
     @field_validator("target_ttft_s", "target_tpot_s")

@@ -8,7 +8,8 @@ tell of it.
 
 - Without targets, a step's prompts take up to three times R. Larger pieces bring first tokens no
   sooner: R is then a small part of the step, and ranks compute their prompts one after the other
-  instead of together.
+  instead of together. Where prompts fill most of the time, they take more, up to twelve times R:
+  ranks compute them together anyhow, and R is lost at each step.
 - With a target for the time of a token (TPOT) alone, no step is planned to last longer, and
   nearly all are to keep it: what the plan does not foresee is learned as a margin.
 - With one for the time to the first token (TTFT) as well, the TPOT target holds in the mean over
@@ -37,12 +38,21 @@ PROMPTS_SHARE = 3.0
 From simulations at t_p = 5e-5 s: TTFT is least at 1,024 tokens, TPOT grows on.
 """
 
+FIRST_TOKENS = 512
+"""Budget until steps have told what they cost.
+
+Sarathi-Serve (arXiv 2403.02310) has it for strict targets on an A100.
+"""
+
 # Bound where tokens of prompts cost nothing beside what any prompts add.
 _MOST_TOKENS = 1 << 20
+# The most of it, where prompts fill the steps: the share of the ranks' time from which on they do,
+# and how long an earlier step counts.
+_MOST_SHARE, _FILLED, _FILLED_S = 12.0, 0.6, 2.0
 # Prompts go on where a target leaves no room, at this part of the rest of a step.
 _LEAST_SHARE = 0.125
 # Most by which the time of prompts, or of the mean step, is raised while first tokens are late.
-_MOST_RAISED = 4.0
+_MOST_RAISED = _MOST_SHARE / PROMPTS_SHARE
 # First tokens are late for good where they take so many times their target.
 _LATE = 2.0
 # Least part of a target that is planned for.
@@ -71,6 +81,7 @@ class StepSeen:
         unstarted: requests without their first token, on workers and in the pool.
         rest_s: time of a step without prompts, by the learned cost; 0 while that is unknown.
         before_tokens: mean tokens before a prompt token that it computed.
+        prompt_tokens: that it computed, mean over the workers.
     """
 
     step_s: float
@@ -79,6 +90,7 @@ class StepSeen:
     unstarted: int
     rest_s: float
     before_tokens: float = 0.0
+    prompt_tokens: float = 0.0
 
 
 class PromptBudget:
@@ -99,13 +111,17 @@ class PromptBudget:
         self._windows: tuple[int, ...] = ()
         self._every, self._tried = 1, False
         self._prompts_s = self._prompt_token_s = 0.0
+        self._filled = 0.0  # share of the last seconds that workers computed prompts, mean
 
     def after(self, seen: StepSeen, cost: StepTime | None) -> StepBudget | None:
-        """Budget of the coming step; None: the engines' own, where a prompt's cost is unknown."""
+        """Budget of the coming step; None: the engines' own, where prompts cost nothing."""
         self._remember(seen)
-        if cost is None or not cost.per_prompt_token_s:
+        if cost is None:
+            return StepBudget(int(min(self._most, FIRST_TOKENS)))
+        if not cost.per_prompt_token_s:
             return None
         any_s, self._prompt_token_s = cost.prompts_s(seen.before_tokens)
+        self._fill(seen)
         # Steps of windows do not tell it: they have large pieces alone.
         self._prompts_s = any_s if self._every == 1 else max(any_s, self._prompts_s)
         self._raised, self._windows = 1.0, _WINDOWS[-1:]
@@ -131,7 +147,7 @@ class PromptBudget:
 
     def of(self, rest_s: float) -> StepBudget:
         """Budget of a worker alone whose step takes ``rest_s`` without prompts."""
-        every, most_s = 1, PROMPTS_SHARE * rest_s
+        every, most_s = 1, self._most_share * rest_s
         prompts_s = min(most_s, self._tpot_s - rest_s)
         if rest_s and (self._tried or self._prompts_s >= _INEFFICIENT * rest_s):
             once_s = prompts_s if self._tried else min(most_s, self._mean_s - rest_s)
@@ -142,9 +158,27 @@ class PromptBudget:
                 spent = self._share(longer, rest_s, longer_s)
                 if spent > _PAYS * share:
                     every, prompts_s, share = longer, longer_s, spent
-        tokens_s = max(_LEAST_SHARE * rest_s, self._raised * prompts_s - self._prompts_s)
+        raised_s = min(self._raised * prompts_s, _MOST_SHARE * rest_s)
+        tokens_s = max(_LEAST_SHARE * rest_s, raised_s - self._prompts_s)
         most = tokens_s / self._prompt_token_s if self._prompt_token_s else math.inf
         return StepBudget(max(1, int(min(self._most, most, _MOST_TOKENS))), every)
+
+    @property
+    def _most_share(self) -> float:
+        """Time of a step's prompts in that of its rest: a rank has time for all of them.
+
+        With s times R for prompts, a rank that computes some in each step spends s / (1 + s) of its
+        time on them.
+        """
+        part = self._filled / _FILLED
+        most = part / (1 - part) if part < 1 else _MOST_SHARE
+        return min(_MOST_SHARE, max(PROMPTS_SHARE, most))
+
+    def _fill(self, seen: StepSeen) -> None:
+        if seen.step_s:
+            kept = math.exp(-seen.step_s / _FILLED_S)
+            part = min(1.0, seen.prompt_tokens * self._prompt_token_s / seen.step_s)
+            self._filled = kept * self._filled + (1 - kept) * part
 
     def _share(self, every: int, rest_s: float, prompts_s: float) -> float:
         """Of the time, spent on prompt tokens, where one of so many steps has prompts."""

@@ -85,5 +85,6 @@ class Rank:
                 for each in (listed or {}).values()
             ),
             finished=tuple([each.id for each in self.ended]),
+            prompt_budget=self.engine.prompt_budget or 0,
             **state_of(self.engine, self._schedule),
         )

@@ -1,9 +1,10 @@
 """Prompt budgets of a group's workers, from their states."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from router.core.prompt_budget import PromptBudget, StepSeen
 from router.core.state.barrier import StepTotals
+from router.core.state.feed import Feed
 from router.core.state.group import Group
 from router.core.step_time import StepBudget
 from router.core.targets import Targets
@@ -22,17 +23,16 @@ class GroupBudget:
     """Keeps a group's ``prompt_budget``: ranks have one, engines without a barrier one each.
 
     Args:
-        budget: chooses it after each step; or the same for all steps; None: while requests with a
-            TPOT target run, it is chosen by their targets, else it is the engines' own.
+        budget: chooses it after each step, by the targets of the requests that run if it has none;
+            or the same for all steps; None: the engines' own.
     """
 
     def __init__(self, group: Group, budget: PromptBudget | int | None) -> None:
         self._group = group
         self._budget = budget if isinstance(budget, PromptBudget) else None
-        # By the requests' own targets; workers that only compute prompts make nobody wait.
-        own = budget is None and group.serves is None
-        self._by_requests = PromptBudget(Targets()) if own else None
-        self._wanted = False
+        self._by_requests = self._budget is not None and self._budget.targets == Targets()
+        if self._by_requests and group.serves is not None:
+            self._budget = None  # workers that only compute prompts make nobody wait
         self._own: Mapping[str, StepBudget] = {}
         self._counted = StepTotals()
         self._before_tokens = 0.0  # mean before a prompt token, of the last step that computed any
@@ -47,12 +47,9 @@ class GroupBudget:
 
     def step_ended(self) -> bool:
         """Choose for the coming step; call it at each step's end. False: nothing is chosen."""
-        group, budget = self._group, self._follow()
+        group, budget = self._group, self._budget
         if budget is None:
-            ended = self._by_requests is not None and group.prompt_budget is not None
-            if ended:
-                group.prompt_budget, self._own = None, {}
-            return ended
+            return False
         cost, every = group.step_time, group.every_step
         told = [(each, each.feed) for each in group.live_workers() if each.feed is not None]
         batch = max((feed.running for _, feed in told), default=0)
@@ -67,17 +64,25 @@ class GroupBudget:
         step, self._counted = every - self._counted, every
         if step.prompt_tokens:
             self._before_tokens = context / step.prompt_tokens
-        rest_s, before = max(rests_s.values(), default=0.0), self._before_tokens
-        seen = StepSeen(step.step_s, step.output_tokens, firsts, unstarted, rest_s, before)
+        rest_s = max(rests_s.values(), default=0.0)
+        seen = StepSeen(
+            step.step_s,
+            step.output_tokens,
+            firsts,
+            unstarted,
+            rest_s,
+            self._before_tokens,
+            step.prompt_tokens / max(1, len(told)),
+        )
         tpot_s = self._aim(budget, rest_s)
         chosen, self._own = budget.after(seen, cost), {}
         doubted = tpot_s is not None and (chosen is None or rest_s >= tpot_s)
-        tried = self._tried(step.prompt_tokens / max(1, len(told)), doubted=doubted)
-        if tried is not None:
-            chosen = tried
-        elif not rests_s:  # no engine tells of its steps, so none takes budgets
+        tried = self._tried(seen.prompt_tokens, doubted=doubted)
+        if not told or not (group.wanted or self._pays([feed for _, feed in told])):
             chosen = None
-        elif chosen is not None and group.barrier is False:
+        elif tried is not None:
+            chosen = tried
+        elif chosen is not None and rests_s and group.barrier is False:
             own = {i: budget.of(own_s) for i, own_s in rests_s.items()}
             self._own = {
                 i: one if i in decoding else StepBudget(one.tokens) for i, one in own.items()
@@ -88,20 +93,17 @@ class GroupBudget:
         group.prompt_budget = chosen
         return True
 
-    def _follow(self) -> PromptBudget | None:
-        if self._by_requests is None:
-            return self._budget
-        was, self._wanted = self._wanted, bool(self._group.wanted)
-        if self._wanted and not was:  # earlier steps tell nothing of these requests
-            self._counted = self._group.every_step
-        return self._by_requests if self._wanted else None
+    def _pays(self, feeds: Sequence[Feed]) -> bool:
+        """Whether a budget is of use that nobody has asked for: where all take it, and all wait."""
+        takes = None not in [feed.prompt_budget for feed in feeds]
+        return not self._by_requests or (takes and self._group.barrier is not False)
 
     def _aim(self, budget: PromptBudget, rest_s: float) -> float | None:
         """Set the budget's target to what can be kept; return the TPOT wanted, kept or not.
 
         If none can be kept, prompts are bounded as without targets.
         """
-        if budget is not self._by_requests:
+        if not self._by_requests:
             return budget.targets.tpot_s
         every, kept = (self._group.wanted.tpot_s(least_s) for least_s in (0.0, rest_s))
         budget.targets = Targets(tpot_s=None if kept is None else _PART * kept)

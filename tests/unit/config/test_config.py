@@ -233,7 +233,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "rule"),
     [
-        ({}, None),
+        ({}, Targets()),
+        ({"prompt_budget": "off"}, None),
         ({"prompt_budget": 512}, 512),
         ({"prompt_budget": "512"}, 512),
         ({"prompt_budget": "auto"}, Targets()),
@@ -247,14 +248,14 @@ def test_prompt_budgets(given: dict[str, object], rule: object) -> None:
 
 @pytest.mark.parametrize("given", ["0", "fast", "1.5", 1 << 31])
 def test_prompt_budgets_that_are_none(given: object) -> None:
-    with pytest.raises(ConfigError, match=f"takes auto, or tokens above 0, got {given}"):
+    with pytest.raises(ConfigError, match=f"takes auto, off, or tokens above 0, got {given}"):
         load_settings({"prompt_budget": given})
 
 
-@pytest.mark.parametrize("budget", [None, 512])
+@pytest.mark.parametrize("budget", ["off", 512])
 @pytest.mark.parametrize("target", ["target_ttft_s", "target_tpot_s"])
-def test_targets_need_a_budget_that_follows_them(target: str, budget: int | None) -> None:
-    given = {target: 0.04} | ({} if budget is None else {"prompt_budget": budget})
+def test_targets_need_a_budget_that_follows_them(target: str, budget: object) -> None:
+    given = {target: 0.04, "prompt_budget": budget}
     with pytest.raises(ConfigError, match="--target-tpot need --prompt-budget auto"):
         load_settings(given)
 

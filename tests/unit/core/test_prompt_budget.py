@@ -23,9 +23,30 @@ def seen(step_s: float = 0.02, unstarted: int = 0, firsts: int = 1, tokens: int 
     return StepSeen(step_s, tokens, firsts, unstarted, REST_S)
 
 
-@pytest.mark.parametrize("cost", [None, StepTime(10e-3, 1e-7)])
-def test_where_the_cost_of_prompts_is_unknown_engines_keep_their_own(cost: StepTime | None) -> None:
-    assert PromptBudget(Targets(1.0, 0.04)).after(seen(), cost) is None
+def test_where_prompts_cost_nothing_engines_keep_their_own() -> None:
+    assert PromptBudget(Targets(1.0, 0.04)).after(seen(), StepTime(10e-3, 1e-7)) is None
+
+
+@pytest.mark.parametrize(("most", "tokens"), [(None, 512), (2048, 512), (256, 256)])
+def test_until_steps_tell_their_cost_the_budget_is_a_usual_one(
+    most: int | None, tokens: int
+) -> None:
+    assert PromptBudget(Targets(), most).after(seen(), None) == (tokens, 1)
+
+
+@pytest.mark.parametrize(("computed", "tokens"), [(100, 300), (200, 500), (300, 1200)])
+def test_where_prompts_fill_most_of_the_time_they_take_more_of_a_step(
+    computed: float, tokens: int
+) -> None:
+    budget = PromptBudget(Targets())
+    filled = replace(seen(0.04), prompt_tokens=computed)
+    for _ in range(1000):
+        chosen = budget.after(filled, COST)
+    assert chosen is not None
+    assert chosen.tokens == pytest.approx(tokens, abs=1)
+    for _ in range(1000):
+        chosen = budget.after(seen(0.04), COST)
+    assert chosen == (300, 1)
 
 
 @pytest.mark.parametrize(

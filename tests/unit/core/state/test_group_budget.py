@@ -15,7 +15,7 @@ from router.core.state.wanted import Wanted
 from router.core.step_fit import FittedStepTime
 from router.core.step_time import StepBudget, StepTime
 from router.core.targets import Targets
-from router.core.types import Outcome, Request, WorkerSpec
+from router.core.types import Outcome, Request, Snapshot, WorkerSpec
 from tests.support.core import running, snapshot
 
 COST = StepTime(10e-3, 1e-6, 1e-4, 1e-4)
@@ -35,9 +35,14 @@ def cluster(cost: StepTime | None) -> Cluster:
     made = Cluster([WorkerSpec(each, f"http://{each}") for each in "abc"], step_time=cost)
     for each in "abc":
         made.apply(WorkerUp(each))
-    made.apply(SnapshotReceived("a", snapshot("full", 1, running("x", 900, 0, 400)), 0.0))
-    made.apply(SnapshotReceived("b", snapshot("full", 1, running("y", 200, 5)), 0.0))
+    show(made, "a", snapshot("full", 1, running("x", 900, 0, 400)))
+    show(made, "b", snapshot("full", 1, running("y", 200, 5)))
     return made
+
+
+def show(made: Cluster, worker: str, told: Snapshot) -> None:
+    """From an engine that takes budgets."""
+    made.apply(SnapshotReceived(worker, structs.replace(told, prompt_budget=0), 0.0))
 
 
 def test_what_a_budget_sees() -> None:
@@ -55,7 +60,7 @@ def test_what_a_budget_sees() -> None:
 
 def test_without_a_barrier_each_engine_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     group = cluster(COST).groups["default"]
-    budget = GroupBudget(group, PromptBudget(Targets()))
+    budget = GroupBudget(group, PromptBudget(Targets(tpot_s=1.0)))
     budget.step_ended()
     assert budget.of("a") == budget.of("b") == group.prompt_budget
     monkeypatch.setattr(Group, "barrier", False)
@@ -84,7 +89,7 @@ def test_windows_are_for_requests_that_decode(
     of = {worker: budget.of(worker) for worker in "ab"}
     assert of == {"a": (tokens, 20 if barrier else 1), "b": (tokens, 20)}
     assert group.prompt_budget == (tokens, 20)
-    made.apply(SnapshotReceived("b", snapshot("delta", 2, finished=("y",)), 0.0))
+    show(made, "b", snapshot("delta", 2, finished=("y",)))
     budget.step_ended()
     assert budget.of("a") == group.prompt_budget == (tokens, 1)
 
@@ -103,15 +108,48 @@ def test_a_request_has_its_first_token_once_its_prompt_is_computed() -> None:
     group = made.groups["default"]
     bound = GroupBudget(group, budget)
     bound.step_ended()
-    made.apply(SnapshotReceived("a", snapshot("delta", 2, running("x", 900, 1)), 0.0))
+    show(made, "a", snapshot("delta", 2, running("x", 900, 1)))
     bound.step_ended()
     assert [(each.unstarted, each.firsts) for each in budget.seen] == [(1, 0), (0, 1)]
 
 
-def test_without_a_known_cost_there_is_no_budget() -> None:
+@pytest.mark.parametrize("barrier", [True, None])
+def test_until_the_cost_is_known_there_is_a_usual_budget(
+    barrier: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     group = cluster(None).groups["default"]
-    GroupBudget(group, PromptBudget(Targets(tpot_s=0.04))).step_ended()
+    monkeypatch.setattr(Group, "barrier", barrier)
+    GroupBudget(group, PromptBudget(Targets())).step_ended()
+    assert group.prompt_budget == (512, 1)
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_engines_that_gain_nothing_or_take_none_have_none_unless_somebody_asks_for_it(
+    takes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = cluster(COST)
+    group = made.groups["default"]
+    if takes:
+        monkeypatch.setattr(Group, "barrier", False)
+    else:
+        made.apply(SnapshotReceived("b", snapshot("full", 2, running("y", 200, 5)), 0.0))
+    unasked = GroupBudget(group, PromptBudget(Targets()))
+    unasked.step_ended()
     assert group.prompt_budget is None
+    GroupBudget(group, PromptBudget(Targets(tpot_s=1.0))).step_ended()
+    assert group.prompt_budget is not None
+    made.apply(Arrived(one := asking(1, None, 1.0)))
+    made.apply(Dispatched(one.id, "b"))
+    unasked.step_ended()
+    assert group.prompt_budget is not None
+
+
+def test_workers_that_only_compute_prompts_have_none_unless_somebody_asks_for_it() -> None:
+    specs = WorkerSpec("a", "http://a"), WorkerSpec("p", "http://p", role="prefill")
+    made = Cluster(specs, step_time=COST)
+    group = next(each for each in made.groups.values() if each.serves)
+    assert not GroupBudget(group, PromptBudget(Targets())).step_ended()
+    assert GroupBudget(group, PromptBudget(Targets(1.0))).step_ended()
 
 
 def test_a_budget_that_hardly_moves_leaves_the_forecast_as_it_is() -> None:
@@ -128,29 +166,37 @@ def asking(number: int, ttft_s: float | None, tpot_s: float | None) -> Request:
     return Request(f"es-{number}", "default", 100, targets=Targets(ttft_s, tpot_s))
 
 
-def test_requests_with_targets_bring_a_budget_while_they_run() -> None:
+def test_a_budget_without_targets_follows_those_of_the_requests_that_run() -> None:
     made = cluster(COST)
     group = made.groups["default"]
-    budget = GroupBudget(group, None)
-    assert not budget.step_ended()
-    every = [asking(1, 1.0, 20e-3), asking(2, 0.5, 40e-3), asking(3, 0.2, None)]
+    budget = GroupBudget(group, PromptBudget(Targets()))
+    budget.step_ended()
+    unasked = group.prompt_budget
+    every = [asking(1, 1.0, 12e-3), asking(2, 0.5, 40e-3), asking(3, 0.2, None)]
     for one in every:
         made.apply(Arrived(one))
-    assert not budget.step_ended(), "they wait"
+    budget.step_ended()
+    assert group.prompt_budget == unasked, "they wait"
     for one in every:
         made.apply(Dispatched(one.id, "b"))
-    assert group.wanted.tpot_s(0.0) == 20e-3
-    assert budget.step_ended()
-    told = PromptBudget(Targets(tpot_s=0.95 * 20e-3))
+    assert group.wanted.tpot_s(0.0) == 12e-3
+    budget.step_ended()
+    told = PromptBudget(Targets(tpot_s=0.95 * 12e-3))
     GroupBudget(other := cluster(COST).groups["default"], told).step_ended()
-    assert group.prompt_budget == other.prompt_budget is not None
+    assert group.prompt_budget == other.prompt_budget != unasked
     made.apply(Ended("es-1", Outcome.COMPLETED))
     assert group.wanted.tpot_s(0.0) == 40e-3
     made.apply(Ended("es-2", Outcome.COMPLETED))
-    assert budget.step_ended(), "the engines' own bound holds again"
-    assert group.prompt_budget is None
-    assert budget.of("a") is None
-    assert not budget.step_ended()
+    budget.step_ended()
+    assert group.prompt_budget == unasked
+
+
+def test_without_a_rule_engines_keep_their_own() -> None:
+    made = cluster(COST)
+    made.apply(Arrived(one := asking(1, None, 20e-3)))
+    made.apply(Dispatched(one.id, "b"))
+    assert not GroupBudget(made.groups["default"], None).step_ended()
+    assert made.groups["default"].prompt_budget is None
 
 
 def test_a_budget_that_was_told_does_not_follow_requests() -> None:
@@ -187,7 +233,7 @@ def test_few_requests_with_tight_targets_do_not_slow_all_others_down() -> None:
 def test_a_target_that_no_budget_keeps_does_not_bound_prompts() -> None:
     made = cluster(COST)
     group = made.groups["default"]
-    budget = GroupBudget(group, None)
+    budget = GroupBudget(group, PromptBudget(Targets()))
     made.apply(Arrived(one := asking(1, None, 1e-3)))
     made.apply(Dispatched(one.id, "b"))
     assert budget.step_ended()
@@ -195,7 +241,7 @@ def test_a_target_that_no_budget_keeps_does_not_bound_prompts() -> None:
     assert group.prompt_budget == other.prompt_budget
 
 
-def budgets(cost: StepTime | None, budget: PromptBudget | None, steps: int) -> list[int | None]:
+def budgets(cost: StepTime | None, budget: PromptBudget, steps: int) -> list[int | None]:
     """Of steps in which two ranks compute 1,000 prompt tokens each, or what the budget allows."""
     made = cluster(cost)
     group = made.groups["default"]
@@ -207,8 +253,7 @@ def budgets(cost: StepTime | None, budget: PromptBudget | None, steps: int) -> l
         computed = min(1000, (chosen and chosen[-1]) or 1000)
         for each in "ab":
             said = snapshot("delta", step)
-            told = structs.replace(said, scheduled_prefill_tokens=computed)
-            made.apply(SnapshotReceived(each, told, 0.0))
+            show(made, each, structs.replace(said, scheduled_prefill_tokens=computed))
         chooser.step_ended()
         chosen.append(group.prompt_budget and group.prompt_budget.tokens)
     return chosen[1:]  # a step is known to be over once the next one is reported
@@ -217,12 +262,6 @@ def budgets(cost: StepTime | None, budget: PromptBudget | None, steps: int) -> l
 def test_where_no_budget_seems_to_keep_a_target_smaller_ones_are_tried_now_and_then() -> None:
     """By the cost, nothing depends on prompt tokens: full steps do not tell what they cost."""
     useless = StepTime(0.1, 0.0, 0.0, 1e-9)
-    chosen = budgets(useless, None, 2304)
+    chosen = budgets(useless, PromptBudget(Targets()), 2304)
     parts = [*[500] * 16, *[250] * 16, *[500] * 16, *[2000] * 16]
     assert chosen == [*(2 * parts)[2:], *[1 << 20] * 1920, *(2 * parts), *[1 << 20] * 129]
-
-
-def test_a_cost_that_is_not_known_yet_is_looked_for_while_a_target_is_wanted() -> None:
-    wanted = PromptBudget(Targets(tpot_s=0.04))
-    assert budgets(None, wanted, 6) == [500] * 5
-    assert budgets(None, PromptBudget(Targets()), 6) == [None] * 5
