@@ -112,6 +112,11 @@ EVENSTEP = (
         "the same, before engines that report no steps: it reads their metrics and KV events",
         plug_in=False,
     ),
+    _evenstep(
+        "without prompt budgets",
+        "the same, each engine's steps as long as vLLM makes them",
+        *("--prompt-budget", "off"),
+    ),
     _evenstep("on arrival", "the same costs, each request sent as it comes", *_ON_ARRIVAL),
     _rule("round_robin", "each engine in turn"),
     _rule("least_tokens", "fewest KV tokens"),

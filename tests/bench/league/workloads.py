@@ -8,7 +8,7 @@ alone see it too.
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from loadgen.emulator.text import CHARS_PER_TOKEN
@@ -245,14 +245,14 @@ def agents(bursts: int, until_s: float, seed: int) -> list[Session]:
 
 # --- the league's ---------------------------------------------------------------------------------
 
-_PROMPTS = (
-    "--step-time",
-    "5e-3,9.5e-8,0,5e-5",
-    "--batch-tokens",
-    "2048",
-    "--stream-interval",
-    "16",
-)
+
+def _engines(batch_tokens: int) -> Sequence[str]:
+    """That compute prompts, so many tokens a step."""
+    step = ("--step-time", "5e-3,9.5e-8,0,5e-5", "--batch-tokens", f"{batch_tokens}")
+    return *step, "--stream-interval", "16"
+
+
+_PROMPTS = _engines(2048)
 _CONVERSATION_MS = {"ttft": 1000.0, "tpot": 60.0}
 _SESSION_MS = {"ttft": 1500.0, "tpot": 80.0}
 CAP_TOKENS = 256
@@ -294,6 +294,12 @@ _ALL = (
         first_by="-tokens_per_s",
     ),
     *map(_open, (60, 80, 95, 110)),
+    replace(
+        _open(80),
+        name="open-80-short-steps",
+        what="as open-80, on engines set to 512 tokens a step instead of vLLM's 2,048",
+        fleet=_engines(512),
+    ),
     _chat("chat", "conversations whose prompts begin alike, turn by turn", 8, 80, 1.0),
     _chat("chat-scale-1", "conversations as in chat, fewer, before two ranks", 2, 20, 1.0),
     Workload(
