@@ -117,6 +117,37 @@ def test_in_windows_the_same_steps_of_all_ranks_compute_prompts(tmp_path: Path) 
     assert len(open_steps) == 1
 
 
+def test_without_a_flag_ranks_that_wait_for_each_other_have_a_budget(tmp_path: Path) -> None:
+    """By the cost, three times the 10 ms of a step without prompts: 1,500 tokens at least."""
+    with running_fleet(tmp_path, *FLEET, "--no-prefix-caching") as fleet:
+        workers = worker_flags(fleet)
+        with (
+            reading(endpoints(fleet)) as log,
+            prompts(fleet),
+            running_router(tmp_path, *workers) as router,
+        ):
+            wait_for(log, 512)
+            wait_until(lambda: knows_prompts(router), WAIT_S, "it has learned what prompts cost")
+            wait_until(
+                lambda: all((told[-1].prompt_budget or 0) >= 1500 for told in log.snapshots),
+                WAIT_S,
+                "the learned budget is in force",
+            )
+
+
+def test_without_a_flag_free_engines_have_none(tmp_path: Path) -> None:
+    with running_fleet(tmp_path, *FLEET, "--no-prefix-caching", "--no-barrier") as fleet:
+        workers = worker_flags(fleet)
+        with (
+            reading(endpoints(fleet)) as log,
+            prompts(fleet),
+            running_router(tmp_path, *workers) as router,
+        ):
+            wait_until(lambda: knows_prompts(router), WAIT_S, "it has learned what prompts cost")
+            wait_for(log, 0)
+            assert 'prompt_budget_tokens{by="router"' not in router.get("/metrics").text
+
+
 def test_steps_keep_the_target_while_prompts_come(tmp_path: Path) -> None:
     """A step takes 10 ms without prompts, and 40 ms more with all tokens that it may hold."""
     auto = ("--prompt-budget", "auto", "--target-tpot", "0.02")
