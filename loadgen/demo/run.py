@@ -13,6 +13,7 @@ from loadgen.emulator.record import StepRecord, read_record
 from loadgen.replay.replay_results import Report
 from loadgen.run.child_processes import Child, free_ports
 from router.core.errors import EvenstepError
+from router.core.step_time import StepTime
 from router.core.types import Dispatch
 
 # At its very first start a router compiles its search.
@@ -50,6 +51,11 @@ class Fleet:
     @property
     def ranks(self) -> int:
         return self.workers + self.prefill_workers
+
+    @property
+    def prompt_budget(self) -> str:
+        """Prompts that cost nothing would only hold their slots for longer, piece by piece."""
+        return "auto" if StepTime.parse(self.step_time).per_prompt_token_s else "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +142,7 @@ def serving(
         serve = [
             *(*program[1:], "serve", "--port", str(port), "--log-level", "warning"),
             *("--policy", plan.policy, "--dispatch", plan.dispatch.value),
-            *("--seed", str(plan.seed)),
+            *("--seed", str(plan.seed), "--prompt-budget", fleet.prompt_budget),
             *(argument for spec in specs for argument in ("--worker", spec)),
             *("--starvation", f"{plan.starvation_s * plan.time_scale:g}"),
             *("--queue-timeout", f"{QUEUE_TIMEOUT_S * plan.time_scale:g}"),
