@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Annotated
 
 from loadgen.chains.chain_simulation import check_policy
@@ -52,14 +51,12 @@ class Allocation(StrEnum):
     DYNAMIC = "dynamic"
 
 
-_USUAL: Mapping[Blocks, Allocation] = MappingProxyType(
-    {
-        Blocks.GBP_CR: Allocation.GCA,
-        Blocks.PETALS: Allocation.DYNAMIC,
-        Blocks.BPRR: Allocation.DYNAMIC,
-        Blocks.WHOLE: Allocation.DISJOINT,
-    }
-)
+_USUAL: Mapping[Blocks, Allocation] = {
+    Blocks.GBP_CR: Allocation.GCA,
+    Blocks.PETALS: Allocation.DYNAMIC,
+    Blocks.BPRR: Allocation.DYNAMIC,
+    Blocks.WHOLE: Allocation.DISJOINT,
+}
 
 
 @dataclass(frozen=True, slots=True)

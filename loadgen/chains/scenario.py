@@ -7,7 +7,6 @@ trips from the RIPE Atlas European network; here ``RoundTrips`` draws them from 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from types import MappingProxyType
 
 import numpy as np
 
@@ -141,6 +140,4 @@ A block has 202,383,360 weights, of 2 bytes and with 2 operations a token each; 
 tokens.
 """
 
-SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
-    {"bloom176b": BLOOM_176B, "llama2-7b": LLAMA_2_7B}
-)
+SCENARIOS: Mapping[str, Scenario] = {"bloom176b": BLOOM_176B, "llama2-7b": LLAMA_2_7B}

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from loadgen.engine.engine_features import EngineFeatures
@@ -18,24 +17,24 @@ from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.traces.trace_files import BLOCK_TOKENS
 
-TRACE_NAMES: Mapping[str, str] = MappingProxyType(
-    {"burstgpt": "BurstGPT lengths", "azure-conv": "Azure conversation lengths"}
-)
+TRACE_NAMES: Mapping[str, str] = {
+    "burstgpt": "BurstGPT lengths",
+    "azure-conv": "Azure conversation lengths",
+}
 
 # Workers hold tokens and grow; prompts are computed elsewhere.
-DECODING: Mapping[str, object] = MappingProxyType(
-    {
-        **EngineFeatures(prefix_caching=False, block_tokens=1).described(),
-        "batch_tokens": None,
-        "prompts_cost": False,
-    }
-)
+DECODING: Mapping[str, object] = {
+    **EngineFeatures(prefix_caching=False, block_tokens=1).described(),
+    "batch_tokens": None,
+    "prompts_cost": False,
+}
 # Workers, or others for them, compute prompts in chunks; the cases name their sizes.
-COMPUTING: Mapping[str, object] = MappingProxyType({**DECODING, "prompts_cost": True})
+COMPUTING: Mapping[str, object] = {**DECODING, "prompts_cost": True}
 # Whole engines, which cache prefixes in a Mooncake trace's blocks.
-SERVING: Mapping[str, object] = MappingProxyType(
-    {**COMPUTING, **EngineFeatures(block_tokens=BLOCK_TOKENS).described()}
-)
+SERVING: Mapping[str, object] = {
+    **COMPUTING,
+    **EngineFeatures(block_tokens=BLOCK_TOKENS).described(),
+}
 
 
 class Study(ABC):
@@ -82,38 +81,30 @@ class Study(ABC):
         return origin(Engines.SIMULATED, code, self.physics)
 
 
-def _way(policy: str, **changes: Any) -> Mapping[str, Any]:
-    return MappingProxyType({"policy": policy, **changes})
-
-
 def oracle(missed: float = 0.0) -> Knowledge:
     """Knowledge of all ends, except those of a fraction of the requests."""
     return Knowledge("oracle", missed)
 
 
 # The paper's objective as printed; the tie weight only breaks ties.
-PLAIN: Mapping[str, float] = MappingProxyType(
-    {"discount": 1.0, "tie_weight": 1e-9, "lead_tokens": 0.0}
-)
+PLAIN: Mapping[str, float] = {"discount": 1.0, "tie_weight": 1e-9, "lead_tokens": 0.0}
 # Policies with their information, by the names that tables and keys use.
-WAYS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "fcfs": _way("fcfs"),
-        "jsq": _way("jsq"),
-        "least_tokens": _way("least_tokens"),
-        "vllm_score_2025": _way("vllm_score_2025"),
-        "vllm_score_2026": _way("vllm_score_2026"),
-        "balance_route H=0": _way("balance_route", horizon=0),
-        "balance_route H=20, oracle": _way("balance_route", horizon=20, knowledge=oracle()),
-        "plain program H=20, oracle": _way("bfio", horizon=20, **PLAIN, knowledge=oracle()),
-        "bfio, no look-ahead": _way("bfio"),
-        "bfio, survival curve": _way("bfio", knowledge=Knowledge("survival")),
-        "bfio, oracle missing 50 %": _way("bfio", knowledge=oracle(0.5)),
-        "bfio, oracle missing 30 %": _way("bfio", knowledge=oracle(0.3)),
-        "bfio, oracle missing 10 %": _way("bfio", knowledge=oracle(0.1)),
-        "bfio, oracle": _way("bfio", knowledge=oracle()),
-    }
-)
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "fcfs": {"policy": "fcfs"},
+    "jsq": {"policy": "jsq"},
+    "least_tokens": {"policy": "least_tokens"},
+    "vllm_score_2025": {"policy": "vllm_score_2025"},
+    "vllm_score_2026": {"policy": "vllm_score_2026"},
+    "balance_route H=0": {"policy": "balance_route", "horizon": 0},
+    "balance_route H=20, oracle": {"policy": "balance_route", "horizon": 20, "knowledge": oracle()},
+    "plain program H=20, oracle": {"policy": "bfio", "horizon": 20, **PLAIN, "knowledge": oracle()},
+    "bfio, no look-ahead": {"policy": "bfio"},
+    "bfio, survival curve": {"policy": "bfio", "knowledge": Knowledge("survival")},
+    "bfio, oracle missing 50 %": {"policy": "bfio", "knowledge": oracle(0.5)},
+    "bfio, oracle missing 30 %": {"policy": "bfio", "knowledge": oracle(0.3)},
+    "bfio, oracle missing 10 %": {"policy": "bfio", "knowledge": oracle(0.1)},
+    "bfio, oracle": {"policy": "bfio", "knowledge": oracle()},
+}
 NONE, ORACLE = "bfio, no look-ahead", "bfio, oracle"
 GREEDY, GREEDY_ORACLE = "balance_route H=0", "balance_route H=20, oracle"
 

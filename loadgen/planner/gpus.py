@@ -6,7 +6,6 @@ printed GB as 10^9 bytes. A driver shows up to 7 % more; set ``memory_gb`` to us
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from router.config.worker_notation import unknown
 from router.core.errors import ConfigError
@@ -71,7 +70,7 @@ def _slices() -> Iterator[tuple[str, Gpu]]:
             yield f"{name}/{compute}g.{gb}gb", Gpu(gb, bandwidth_gb_s, tflops, source, sliced=True)
 
 
-GPUS: Mapping[str, Gpu] = MappingProxyType({**_WHOLE, **dict(_slices())})
+GPUS: Mapping[str, Gpu] = {**_WHOLE, **dict(_slices())}
 
 
 def gpu(name: str) -> Gpu:

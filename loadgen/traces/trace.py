@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
-from types import MappingProxyType
 
 from loadgen.traces.trace_files import TraceRequest, read_requests
 from router.core.errors import InputError
@@ -14,13 +13,11 @@ __all__ = ["BUNDLED", "Trace", "TraceRequest", "load_trace"]
 
 _DATA = Path(__file__).parent / "data"
 # Names that are accepted in place of a file; origin and licence: data/ATTRIBUTION.md.
-BUNDLED: Mapping[str, Path] = MappingProxyType(
-    {
-        "burstgpt": _DATA / "burstgpt_lengths_8000.csv.gz",
-        "azure-conv": _DATA / "AzureLLMInferenceTrace_conv.csv.gz",
-        "mooncake-synthetic": _DATA / "mooncake_synthetic_trace.jsonl.gz",
-    }
-)
+BUNDLED: Mapping[str, Path] = {
+    "burstgpt": _DATA / "burstgpt_lengths_8000.csv.gz",
+    "azure-conv": _DATA / "AzureLLMInferenceTrace_conv.csv.gz",
+    "mooncake-synthetic": _DATA / "mooncake_synthetic_trace.jsonl.gz",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from loadgen.figures.cases import Case, trace_lengths
@@ -19,24 +18,16 @@ PERCENT = (60, 80, 95, 105, 110, 115)
 BELOW = tuple(percent for percent in PERCENT if percent <= 95)
 OVERLOAD = 110
 TPOT_LOSS = 0.01
-TTFT_SHARE: Mapping[str, float] = MappingProxyType({"burstgpt": 0.1, "azure-conv": 0.25})
+TTFT_SHARE: Mapping[str, float] = {"burstgpt": 0.1, "azure-conv": 0.25}
 OURS = "bfio, pool"
 _RIVAL = "least_tokens"
-
-
-def _form(policy: str, dispatch: Dispatch) -> Mapping[str, Any]:
-    return MappingProxyType({"policy": policy, "dispatch": dispatch})
-
-
-FORMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        OURS: _form("bfio", Dispatch.POOL),
-        "least_tokens, pool": _form("least_tokens", Dispatch.POOL),
-        "least_tokens, instant": _form("least_tokens", Dispatch.INSTANT),
-        "jsq, pool": _form("jsq", Dispatch.POOL),
-        "jsq, instant": _form("jsq", Dispatch.INSTANT),
-    }
-)
+FORMS: Mapping[str, Mapping[str, Any]] = {
+    OURS: {"policy": "bfio", "dispatch": Dispatch.POOL},
+    "least_tokens, pool": {"policy": "least_tokens", "dispatch": Dispatch.POOL},
+    "least_tokens, instant": {"policy": "least_tokens", "dispatch": Dispatch.INSTANT},
+    "jsq, pool": {"policy": "jsq", "dispatch": Dispatch.POOL},
+    "jsq, instant": {"policy": "jsq", "dispatch": Dispatch.INSTANT},
+}
 
 
 def capacity_per_s(outcomes: Outcomes, trace: str) -> float:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean, median_low
-from types import MappingProxyType
 
 import numpy as np
 
@@ -255,9 +254,12 @@ TIMES = (
     Column("upper bound, s", UPPER),
     Column("c K / rate, s", SURROGATE),
 )
-_CHOOSERS: Mapping[str, str] = MappingProxyType(
-    {"simulation": SIMULATED, "lower bound": LOWER, "upper bound": UPPER, "c K": SURROGATE}
-)
+_CHOOSERS: Mapping[str, str] = {
+    "simulation": SIMULATED,
+    "lower bound": LOWER,
+    "upper bound": UPPER,
+    "c K": SURROGATE,
+}
 _TARGET = 1.1
 _TOP_S = 50.0
 CHOICE_PICTURE = "chain_demand.png"

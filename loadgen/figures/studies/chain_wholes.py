@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
 
 from loadgen.chains.chains_config import Blocks, ChainsOptions
 from loadgen.chains.work import Arrivals, Service
@@ -34,16 +33,14 @@ from loadgen.report.intervals import Estimate, estimate
 from router.core.types import Dispatch
 
 JFFC = "jffc"
-_RULES: Mapping[str, tuple[str, Dispatch]] = MappingProxyType(
-    {
-        JFFC: (JFFC, Dispatch.POOL),
-        "sed": ("sed", Dispatch.INSTANT),
-        "sa_jsq": ("sa_jsq", Dispatch.INSTANT),
-        "jsq": ("jsq", Dispatch.INSTANT),
-        "jiq": ("jiq", Dispatch.INSTANT),
-        "jsq, one queue": ("jsq", Dispatch.POOL),
-    }
-)
+_RULES: Mapping[str, tuple[str, Dispatch]] = {
+    JFFC: (JFFC, Dispatch.POOL),
+    "sed": ("sed", Dispatch.INSTANT),
+    "sa_jsq": ("sa_jsq", Dispatch.INSTANT),
+    "jsq": ("jsq", Dispatch.INSTANT),
+    "jiq": ("jiq", Dispatch.INSTANT),
+    "jsq, one queue": ("jsq", Dispatch.POOL),
+}
 LOADS = (10, 20, 30, 40, 50, 60, 70, 80, 90)
 _PLACED = 1.0  # requests/s that blocks are placed for; gives several chains, unlike the paper's 0.2
 _REQUESTS = 10_000
@@ -127,13 +124,11 @@ class ChainPoliciesStudy(Study):
 
 OURS, PETALS, BPRR = Blocks.GBP_CR, Blocks.PETALS, Blocks.BPRR
 _SERVERS, _FAST, _RATES = "servers J", "fast share, %", "requests/s"
-_SWEPT: Mapping[str, Mapping[str, ChainsOptions]] = MappingProxyType(
-    {
-        _SERVERS: {f"{n}": ChainsOptions(servers=n) for n in (10, 12, 15, 20, 30, 40)},
-        _FAST: {f"{n}": ChainsOptions(fast_share=n / 100) for n in (10, 20, 30, 40, 50)},
-        _RATES: {f"{n:g}": ChainsOptions(rate=n) for n in (0.05, 0.1, 0.2, 0.3, 0.4)},
-    }
-)
+_SWEPT: Mapping[str, Mapping[str, ChainsOptions]] = {
+    _SERVERS: {f"{n}": ChainsOptions(servers=n) for n in (10, 12, 15, 20, 30, 40)},
+    _FAST: {f"{n}": ChainsOptions(fast_share=n / 100) for n in (10, 20, 30, 40, 50)},
+    _RATES: {f"{n:g}": ChainsOptions(rate=n) for n in (0.05, 0.1, 0.2, 0.3, 0.4)},
+}
 _LEAST_GAIN = 0.92  # 8 %, the least that the paper reports
 _SHOWN_S = 9.0, 25.0
 _MEAN = Column("", RESPONSE)
@@ -157,9 +152,7 @@ def _row(outcomes: Outcomes, swept: str, value: str) -> list[str]:
     ]
 
 
-_NAMES: Mapping[Blocks, str] = MappingProxyType(
-    {OURS: "gbp_cr, gca, jffc", PETALS: "petals", BPRR: "bprr"}
-)
+_NAMES: Mapping[Blocks, str] = {OURS: "gbp_cr, gca, jffc", PETALS: "petals", BPRR: "bprr"}
 
 
 class ChainOverallStudy(Study):
@@ -228,22 +221,18 @@ class ChainOverallStudy(Study):
 
 _SEEDS = 10
 _TRACED = ChainsOptions(arrivals=Arrivals.TRACE, service=Service.TRACE)
-_SETTINGS: Mapping[str, ChainsOptions] = MappingProxyType(
-    {
-        "BLOOM-176B, 20 servers, 0.2/s": replace(_TRACED, rate=0.2),
-        "BLOOM-176B, 20 servers, 0.4/s": replace(_TRACED, rate=0.4),
-        "Llama-2-7B, 9 servers, 2.5/s": replace(_TRACED, scenario="llama2-7b", rate=2.5),
-        "Llama-2-7B, 9 servers, 40/s": replace(_TRACED, scenario="llama2-7b", rate=40.0),
-    }
-)
-_SYSTEMS: Mapping[str, Blocks] = MappingProxyType(
-    {
-        "gbp_cr, gca, jffc": Blocks.GBP_CR,
-        "whole model, jffc": Blocks.WHOLE,
-        "petals": Blocks.PETALS,
-        "bprr": Blocks.BPRR,
-    }
-)
+_SETTINGS: Mapping[str, ChainsOptions] = {
+    "BLOOM-176B, 20 servers, 0.2/s": replace(_TRACED, rate=0.2),
+    "BLOOM-176B, 20 servers, 0.4/s": replace(_TRACED, rate=0.4),
+    "Llama-2-7B, 9 servers, 2.5/s": replace(_TRACED, scenario="llama2-7b", rate=2.5),
+    "Llama-2-7B, 9 servers, 40/s": replace(_TRACED, scenario="llama2-7b", rate=40.0),
+}
+_SYSTEMS: Mapping[str, Blocks] = {
+    "gbp_cr, gca, jffc": Blocks.GBP_CR,
+    "whole model, jffc": Blocks.WHOLE,
+    "petals": Blocks.PETALS,
+    "bprr": Blocks.BPRR,
+}
 _CHAINED, _WHOLE = tuple(_SYSTEMS)[:2]
 _COLUMNS = (
     Column("response mean, s", RESPONSE),

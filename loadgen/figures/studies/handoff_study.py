@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from loadgen.engine.prefill_settings import PrefillTime
@@ -32,13 +31,11 @@ SIZE_ERROR = 0.25
 _RIVAL = "least_tokens, pool"
 _RIVALS = ("least_tokens", "jsq")
 _SIZED = (OURS, _RIVAL)  # policies that consider sizes
-_EARLIER: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "to 4 more than its slots": MappingProxyType({"overcommit": 4}),
-        "to 16 more than its slots": MappingProxyType({"overcommit": 16}),
-        "once it is computed": MappingProxyType({"dispatch": Dispatch.INSTANT}),
-    }
-)
+_EARLIER: Mapping[str, Mapping[str, Any]] = {
+    "to 4 more than its slots": {"overcommit": 4},
+    "to 16 more than its slots": {"overcommit": 16},
+    "once it is computed": {"dispatch": Dispatch.INSTANT},
+}
 _LATEST, _AT_ONCE = "to free slots", "once it is computed"
 KEPT = Column("KV kept, 10³ tokens", "prefill_kept_mean_tokens", 1e3, 1)
 MOST_KEPT = Column("most kept, 10³ tokens", "prefill_kept_max_tokens", 1e3, 1)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -32,42 +31,38 @@ COLUMNS = (EVICTIONS, TOKENS, LATENCY, P99, FIRST, USED)
 
 ENGINE = "vLLM's order"
 CONSTANT, DEFAULT = "headroom, 5 % constant", "headroom (default)"
-_WAYS: Mapping[str, AdmissionOptions] = MappingProxyType(
-    {
-        ENGINE: AdmissionOptions("off"),
-        "vLLM's order, watermark 5 %": AdmissionOptions("off", watermark=0.05),
-        CONSTANT: AdmissionOptions("headroom", '{"adaptive": false}'),
-        DEFAULT: AdmissionOptions("headroom"),
-        "headroom, 20 % constant": AdmissionOptions(
-            "headroom", '{"headroom": 0.2, "adaptive": false}'
-        ),
-        "wait": AdmissionOptions("wait"),
-        "nested_wait": AdmissionOptions("nested_wait"),
-        "memory_checked, lengths seen": AdmissionOptions(
-            "memory_checked", predict="quantile:0.5", margin=0.05
-        ),
-        "memory_checked, true lengths": AdmissionOptions("memory_checked"),
-    }
-)
+_WAYS: Mapping[str, AdmissionOptions] = {
+    ENGINE: AdmissionOptions("off"),
+    "vLLM's order, watermark 5 %": AdmissionOptions("off", watermark=0.05),
+    CONSTANT: AdmissionOptions("headroom", '{"adaptive": false}'),
+    DEFAULT: AdmissionOptions("headroom"),
+    "headroom, 20 % constant": AdmissionOptions("headroom", '{"headroom": 0.2, "adaptive": false}'),
+    "wait": AdmissionOptions("wait"),
+    "nested_wait": AdmissionOptions("nested_wait"),
+    "memory_checked, lengths seen": AdmissionOptions(
+        "memory_checked", predict="quantile:0.5", margin=0.05
+    ),
+    "memory_checked, true lengths": AdmissionOptions("memory_checked"),
+}
 _CHAT, _CALM, _REASON = "chat70b, 11/s", "chat70b, 8/s", "reason32b, 1.5/s"
-_LOADS: Mapping[str, tuple[str, float]] = MappingProxyType(
-    {_CHAT: ("chat70b", 11.0), _CALM: ("chat70b", 8.0), _REASON: ("reason32b", 1.5)}
-)
+_LOADS: Mapping[str, tuple[str, float]] = {
+    _CHAT: ("chat70b", 11.0),
+    _CALM: ("chat70b", 8.0),
+    _REASON: ("reason32b", 1.5),
+}
 _SEEDS = 10
 # Settings of arXiv 2502.07115, section 7: number of requests and rates.
 _PAPER_REQUESTS = 10_000
 _RATES = (50, 10)
 _EXACT, _ERRING, _STARVING = "true lengths", "sigma 0.8, margin 10 %", "true lengths, no ageing"
-_TOLD: Mapping[str, AdmissionOptions] = MappingProxyType(
-    {
-        ENGINE: AdmissionOptions("off"),
-        DEFAULT: AdmissionOptions("headroom"),
-        _EXACT: AdmissionOptions("memory_checked"),
-        _STARVING: AdmissionOptions("memory_checked", '{"ageing": 0}'),
-        "sigma 0.8": AdmissionOptions("memory_checked", predict="lognormal:0.8"),
-        _ERRING: AdmissionOptions("memory_checked", predict="lognormal:0.8", margin=0.1),
-    }
-)
+_TOLD: Mapping[str, AdmissionOptions] = {
+    ENGINE: AdmissionOptions("off"),
+    DEFAULT: AdmissionOptions("headroom"),
+    _EXACT: AdmissionOptions("memory_checked"),
+    _STARVING: AdmissionOptions("memory_checked", '{"ageing": 0}'),
+    "sigma 0.8": AdmissionOptions("memory_checked", predict="lognormal:0.8"),
+    _ERRING: AdmissionOptions("memory_checked", predict="lognormal:0.8", margin=0.1),
+}
 _CALM_SHARE = 0.02
 
 
@@ -146,9 +141,9 @@ class KvPressureStudy(Study):
 
 _COUNTS = (2000, 4000, 6000, 8000, 10_000)
 _MEAN = Column("mean latency, s", "latency_mean_s", 1.0, 1)
-_PAPER_RATIO: Mapping[int, float] = MappingProxyType({50: 3.0, 10: 8.0})
+_PAPER_RATIO: Mapping[int, float] = {50: 3.0, 10: 8.0}
 # The paper's smallest alpha without a loop, and the values tried here.
-_PAPER_ALPHA: Mapping[int, float] = MappingProxyType({50: 0.21, 10: 0.24})
+_PAPER_ALPHA: Mapping[int, float] = {50: 0.21, 10: 0.24}
 _ALPHAS = tuple(percent / 100 for percent in range(5, 17))
 _AS_PRECISE = 0.01
 
@@ -160,21 +155,17 @@ def _clearing(alpha: float, beta: float) -> AdmissionOptions:
     return AdmissionOptions("alpha_beta", json.dumps({"alpha": alpha, "beta": beta}))
 
 
-_BASELINES: Mapping[str, AdmissionOptions] = MappingProxyType(
-    {
-        f"alpha {alpha:g}{f', beta {beta:g}' if beta < 1 else ''}": _clearing(alpha, beta)
-        for alpha, beta in _PAIRS
-    }
-)
-_SCALED: Mapping[str, AdmissionOptions] = MappingProxyType(
-    {
-        _MC_SF: AdmissionOptions("memory_checked", '{"ageing": 0}'),
-        "memory_checked (with ageing)": AdmissionOptions("memory_checked"),
-        **_BASELINES,
-        "headroom (default)": AdmissionOptions("headroom"),
-        "vLLM's order": AdmissionOptions("off"),
-    }
-)
+_BASELINES: Mapping[str, AdmissionOptions] = {
+    f"alpha {alpha:g}{f', beta {beta:g}' if beta < 1 else ''}": _clearing(alpha, beta)
+    for alpha, beta in _PAIRS
+}
+_SCALED: Mapping[str, AdmissionOptions] = {
+    _MC_SF: AdmissionOptions("memory_checked", '{"ageing": 0}'),
+    "memory_checked (with ageing)": AdmissionOptions("memory_checked"),
+    **_BASELINES,
+    "headroom (default)": AdmissionOptions("headroom"),
+    "vLLM's order": AdmissionOptions("off"),
+}
 
 
 def _samples(outcomes: Outcomes, rate: int, way: str) -> list[Sample]:

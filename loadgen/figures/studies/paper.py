@@ -13,7 +13,6 @@ refilled.
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -49,14 +48,12 @@ from loadgen.simulator.decode.decode_results import StepRecords
 
 _COLUMNS = (IMBALANCE, THROUGHPUT, TPOT, ENERGY, MEAN_LOAD, PROMPT, LONGEST_WAIT)
 # As printed: imbalance in 1e4 tokens, throughput in 1e4 tok/s, TPOT in ms, energy in kJ.
-PRINTED: Mapping[str, tuple[float, ...]] = MappingProxyType(
-    {
-        "fcfs": (27.9, 8.00, 14.2, 396),
-        "jsq": (28.2, 7.99, 14.2, 396),
-        GREEDY: (2.92, 9.03, 12.6, 386),
-        GREEDY_ORACLE: (1.65, 9.13, 12.5, 383),
-    }
-)
+PRINTED: Mapping[str, tuple[float, ...]] = {
+    "fcfs": (27.9, 8.00, 14.2, 396),
+    "jsq": (28.2, 7.99, 14.2, 396),
+    GREEDY: (2.92, 9.03, 12.6, 386),
+    GREEDY_ORACLE: (1.65, 9.13, 12.5, 383),
+}
 
 
 def _side_by_side(outcomes: Outcomes) -> Table:
@@ -249,20 +246,18 @@ REQUESTS = 60_000
 SLOTS = 72
 TOLERANCE = 0.10
 # (trace, G, way): imbalance in tokens and tok/s of the release on the same lengths.
-RELEASE: Mapping[tuple[str, int, str], tuple[float, float | None]] = MappingProxyType(
-    {
-        ("burstgpt", 16, "fcfs"): (28.5e4, 8.05e4),
-        ("burstgpt", 16, "jsq"): (28.2e4, 8.06e4),
-        ("burstgpt", 16, GREEDY): (2.79e4, 9.23e4),
-        ("burstgpt", 16, GREEDY_ORACLE): (1.72e4, 9.28e4),
-        ("azure-conv", 16, "fcfs"): (17.9e4, None),
-        ("azure-conv", 16, GREEDY): (3.07e4, None),
-        ("azure-conv", 16, GREEDY_ORACLE): (2.95e4, None),
-        ("burstgpt", 64, "fcfs"): (155e4, None),
-        ("burstgpt", 64, GREEDY): (22.7e4, None),
-        ("burstgpt", 64, GREEDY_ORACLE): (9.0e4, None),
-    }
-)
+RELEASE: Mapping[tuple[str, int, str], tuple[float, float | None]] = {
+    ("burstgpt", 16, "fcfs"): (28.5e4, 8.05e4),
+    ("burstgpt", 16, "jsq"): (28.2e4, 8.06e4),
+    ("burstgpt", 16, GREEDY): (2.79e4, 9.23e4),
+    ("burstgpt", 16, GREEDY_ORACLE): (1.72e4, 9.28e4),
+    ("azure-conv", 16, "fcfs"): (17.9e4, None),
+    ("azure-conv", 16, GREEDY): (3.07e4, None),
+    ("azure-conv", 16, GREEDY_ORACLE): (2.95e4, None),
+    ("burstgpt", 64, "fcfs"): (155e4, None),
+    ("burstgpt", 64, GREEDY): (22.7e4, None),
+    ("burstgpt", 64, GREEDY_ORACLE): (9.0e4, None),
+}
 _THEIRS = Column("imbalance before refill, 10⁴ tokens", BEFORE_REFILL, 1e4)
 # At G=64 such a run is nearly all start; the study also shows twice as many requests.
 SHOWN = (

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import ClassVar
 
 from loadgen.figures.engine_cases import ServingCase
@@ -54,15 +53,13 @@ def _score(weights: tuple[float, float, float], seed: int) -> Policy:
 
 
 # By the step time, as ``tests/bench/tune_peer_rules.py`` found them on conversations.
-_TUNED: Mapping[str, Mapping[str, partial[Policy]]] = MappingProxyType(
-    {
-        _TUNED_COST: {_PROMPT_HEAVY: partial(_cost, 64.0), _DECODE_HEAVY: partial(_cost, 8.0)},
-        _TUNED_SCORE: {
-            _PROMPT_HEAVY: partial(_score, (1.0, 0.5, 2.0)),
-            _DECODE_HEAVY: partial(_score, (1.0, 2.0, 2.0)),
-        },
-    }
-)
+_TUNED: Mapping[str, Mapping[str, partial[Policy]]] = {
+    _TUNED_COST: {_PROMPT_HEAVY: partial(_cost, 64.0), _DECODE_HEAVY: partial(_cost, 8.0)},
+    _TUNED_SCORE: {
+        _PROMPT_HEAVY: partial(_score, (1.0, 0.5, 2.0)),
+        _DECODE_HEAVY: partial(_score, (1.0, 2.0, 2.0)),
+    },
+}
 
 
 def _at_rates(options: ServingOptions, *rates: float) -> Mapping[str, ServingOptions]:
@@ -159,9 +156,7 @@ class ServingRulesStudy(ServingStudy):
         "first fifth left out. C = 5 ms, t_l = 9.5e-8 s, t_p = 5e-5 s, t_r = 0. bfio sends from "
         "the pool, all rules on arrival. The router learns the step time and is given exact hits."
     )
-    settings = MappingProxyType(
-        {_ALL_TOKENS: _at_rates(_BASE, 7), "t_p 5e-6": _at_rates(_DECODES, 16)}
-    )
+    settings: ClassVar = {_ALL_TOKENS: _at_rates(_BASE, 7), "t_p 5e-6": _at_rates(_DECODES, 16)}
     ways = (
         *("least_tokens", "prefix_score", "kv_cost", "lmetric", "least_prefill", "cache_aware"),
         *(OURS, JOINT, _TUNED_COST, _TUNED_SCORE),
@@ -178,12 +173,10 @@ class ServingRulesStudy(ServingStudy):
 class ServingBudgetsStudy(ServingStudy):
     title = "Fewer prompt tokens a step, and prompts in some steps only"
     conditions = "As in the study above, with t_p = 5e-5 s."
-    settings = MappingProxyType(
-        {
-            _FEW_TOKENS: _at_rates(replace(_BASE, batch_tokens=512), 7),
-            "2,048 tokens in one of four steps": _at_rates(replace(_BASE, prefill_window="1/4"), 7),
-        }
-    )
+    settings: ClassVar = {
+        _FEW_TOKENS: _at_rates(replace(_BASE, batch_tokens=512), 7),
+        "2,048 tokens in one of four steps": _at_rates(replace(_BASE, prefill_window="1/4"), 7),
+    }
     ways = ("lmetric", "least_prefill", OURS, JOINT)
 
 
@@ -194,13 +187,11 @@ class ServingRatesStudy(ServingStudy):
         "5/s, where chance is worth a few percent."
     )
     OVERLOAD = "11/s"
-    settings = MappingProxyType(
-        {
-            _ALL_TOKENS: _at_rates(_BASE, 3.5, 5, 7, 8.5, 11),
-            _FEW_TOKENS: _at_rates(replace(_BASE, batch_tokens=512), 3.5, 5, 7, 8.5, 11),
-            "t_p 5e-6": _at_rates(_DECODES, 16),
-        }
-    )
+    settings: ClassVar = {
+        _ALL_TOKENS: _at_rates(_BASE, 3.5, 5, 7, 8.5, 11),
+        _FEW_TOKENS: _at_rates(replace(_BASE, batch_tokens=512), 3.5, 5, 7, 8.5, 11),
+        "t_p 5e-6": _at_rates(_DECODES, 16),
+    }
 
     def seeds(self, load: str) -> int:
         return 10 if load in ("3.5/s", "5/s") else SEEDS
@@ -224,24 +215,22 @@ class ServingTrafficStudy(ServingStudy):
         "more requests wait than there are free slots: with prefixes (mooncake-synthetic) the plan "
         "decides all the same, without them the program."
     )
-    settings = MappingProxyType(
-        {
-            # Rules on arrival reach 39 requests a second.
-            _LENGTHS: {
-                "70 %": replace(_BASE, trace="azure-conv", arrivals="poisson:27"),
-                "95 %": replace(_BASE, trace="azure-conv", arrivals="poisson:37"),
-                "115 %": replace(_BASE, trace="azure-conv", arrivals="poisson:45"),
-            },
-            "clients that wait for answers": {
-                "5 sessions/s": replace(_BASE, think=10.0, arrivals="poisson:5"),
-                "128 clients": replace(_BASE, arrivals="closed:128"),
-            },
-            "32 slots a rank": {
-                "prefixes, 384 clients": replace(_BASE, arrivals="closed:384", slots=32),
-                "Azure, 45/s": replace(_BASE, trace="azure-conv", arrivals="poisson:45", slots=32),
-            },
-        }
-    )
+    settings: ClassVar = {
+        # Rules on arrival reach 39 requests a second.
+        _LENGTHS: {
+            "70 %": replace(_BASE, trace="azure-conv", arrivals="poisson:27"),
+            "95 %": replace(_BASE, trace="azure-conv", arrivals="poisson:37"),
+            "115 %": replace(_BASE, trace="azure-conv", arrivals="poisson:45"),
+        },
+        "clients that wait for answers": {
+            "5 sessions/s": replace(_BASE, think=10.0, arrivals="poisson:5"),
+            "128 clients": replace(_BASE, arrivals="closed:128"),
+        },
+        "32 slots a rank": {
+            "prefixes, 384 clients": replace(_BASE, arrivals="closed:384", slots=32),
+            "Azure, 45/s": replace(_BASE, trace="azure-conv", arrivals="poisson:45", slots=32),
+        },
+    }
 
     def claims_at(self, load: str, text: str, ways: Mapping[str, Sample]) -> Iterator[Claim]:
         yield from super().claims_at(load, text, ways)
@@ -258,14 +247,12 @@ class ServingAloneStudy(ServingStudy):
     conditions = (
         "As in the studies above, without a barrier, with the first 800 requests and three seeds."
     )
-    settings = MappingProxyType(
-        {
-            "without a barrier": {
-                "t_p 5e-5, 7/s": replace(_BASE, barrier=False, requests=800),
-                "t_p 5e-6, 16/s": replace(_DECODES, barrier=False, requests=800),
-            }
+    settings: ClassVar = {
+        "without a barrier": {
+            "t_p 5e-5, 7/s": replace(_BASE, barrier=False, requests=800),
+            "t_p 5e-6, 16/s": replace(_DECODES, barrier=False, requests=800),
         }
-    )
+    }
     ways = (*ServingStudy.ways, "prefix_score")
 
     def seeds(self, load: str) -> int:
@@ -282,18 +269,16 @@ class ServingCostsStudy(ServingStudy):
         "and outputs together take some 60 % of the ranks' time: a request's prompt, without what "
         "is cached, has some 9,000 tokens; its 186 steps read 13,000."
     )
-    settings = MappingProxyType(
-        {
-            "by t_p / t_l": {
-                f"{ratio:,}, {rate:g}/s": replace(
-                    _BASE,
-                    step_time=f"5e-3,{_TOKEN_S:g},0,{ratio * _TOKEN_S:g}",
-                    arrivals=f"poisson:{rate:g}",
-                )
-                for ratio, rate in ((10, 20), (100, 15), (1000, 4.4), (10_000, 0.55))
-            }
+    settings: ClassVar = {
+        "by t_p / t_l": {
+            f"{ratio:,}, {rate:g}/s": replace(
+                _BASE,
+                step_time=f"5e-3,{_TOKEN_S:g},0,{ratio * _TOKEN_S:g}",
+                arrivals=f"poisson:{rate:g}",
+            )
+            for ratio, rate in ((10, 20), (100, 15), (1000, 4.4), (10_000, 0.55))
         }
-    )
+    }
     ways = (JOINT, OURS, "least_tokens")
 
     def claims(self, outcomes: Outcomes) -> Iterator[Claim]:

@@ -12,7 +12,6 @@ token takes 0.095 us (t_l of these studies, fitted to such a model on an A100), 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from types import MappingProxyType
 from typing import Any
 
 from loadgen.figures.cases import Case
@@ -77,7 +76,7 @@ SEEDS = 3
 SERVED = "bfio, serve's defaults"
 UNAWARE = f"{NONE}, unaware of prompts"
 # Throughput of serve's defaults over that of fcfs.
-GAINS: Mapping[float, float] = MappingProxyType({100.0: 1.2, 1000.0: 1.4})
+GAINS: Mapping[float, float] = {100.0: 1.2, 1000.0: 1.4}
 _STEPS = 2000
 
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from engine_patches.admission.theory.fluid import Flow
 from engine_patches.admission.theory.thresholds import equal_segments, least_nested, least_wait
@@ -25,15 +24,13 @@ _SLOTS = 256
 _EXAMPLE = "example2"
 _FCFS, _CAP, _PRINTED_CAP = "FCFS", "wait, at most 4 enter", "WAIT as printed, n = 4"
 _AS_EXAMPLE = AdmissionOptions("off", scenario=_EXAMPLE, eviction=EvictionKind.RESTART)
-_EXAMPLE_WAYS: Mapping[str, AdmissionOptions] = MappingProxyType(
-    {
-        _FCFS: _AS_EXAMPLE,
-        _CAP: replace(_AS_EXAMPLE, policy="wait", settings='{"thresholds": [4], "headroom": 0}'),
-        _PRINTED_CAP: replace(
-            _AS_EXAMPLE, policy="wait", settings='{"thresholds": [4], "strict": true}'
-        ),
-    }
-)
+_EXAMPLE_WAYS: Mapping[str, AdmissionOptions] = {
+    _FCFS: _AS_EXAMPLE,
+    _CAP: replace(_AS_EXAMPLE, policy="wait", settings='{"thresholds": [4], "headroom": 0}'),
+    _PRINTED_CAP: replace(
+        _AS_EXAMPLE, policy="wait", settings='{"thresholds": [4], "strict": true}'
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +67,11 @@ _SETTINGS = (
 )
 _LOADS = tuple((each, rate) for each in _SETTINGS for rate in (*each.rates, each.calm))
 _PROMPTS_FIRST, _SARATHI = "vLLM before V1 (prompts first)", "Sarathi"
-_RIVALS: Mapping[str, AdmissionOptions] = MappingProxyType(
-    {
-        _PROMPTS_FIRST: AdmissionOptions("off", order=Order.PREFILL_FIRST),
-        _SARATHI: AdmissionOptions("off", order=Order.SARATHI),
-        "vLLM's order": AdmissionOptions("off"),
-    }
-)
+_RIVALS: Mapping[str, AdmissionOptions] = {
+    _PROMPTS_FIRST: AdmissionOptions("off", order=Order.PREFILL_FIRST),
+    _SARATHI: AdmissionOptions("off", order=Order.SARATHI),
+    "vLLM's order": AdmissionOptions("off"),
+}
 _BY_RULE, _BY_FLUID = "as printed, thresholds by B", "as printed, fluid thresholds"
 _LIVE = "live, measured"
 

@@ -7,7 +7,6 @@ example2), and long reasoning on a larger engine (reason32b).
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -198,7 +197,7 @@ _SCENARIOS = (
     ),
 )
 
-SCENARIOS: Mapping[str, Scenario] = MappingProxyType({each.name: each for each in _SCENARIOS})
+SCENARIOS: Mapping[str, Scenario] = {each.name: each for each in _SCENARIOS}
 
 
 def scenario_of(name: str) -> Scenario:

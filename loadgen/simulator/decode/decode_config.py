@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from loadgen.model.power_model import PowerModel
@@ -20,13 +19,11 @@ from router.core.step_time import PAPER_STEP_TIME, StepTime
 from router.core.types import Dispatch
 
 # The defaults of ``evenstep serve``; simulations share them.
-SERVE: Mapping[str, Any] = MappingProxyType(
-    {name: each.default for name, each in BalancingSettings.model_fields.items()}
-)
+SERVE: Mapping[str, Any] = {
+    name: each.default for name, each in BalancingSettings.model_fields.items()
+}
 # The conditions of arXiv 2601.17855, section 6, where they differ from those of ``serve``.
-PAPER: Mapping[str, Any] = MappingProxyType(
-    {"deadline_steps": 0, "overcommit": 0, "knowledge": Knowledge("none")}
-)
+PAPER: Mapping[str, Any] = {"deadline_steps": 0, "overcommit": 0, "knowledge": Knowledge("none")}
 _KEPT_WAITING = 128
 _MANY = 1_000_000_000
 # Least and greatest values. A value beyond is a mistake, and would overflow or fill the memory.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
@@ -62,14 +61,12 @@ _Law = Callable[[np.random.Generator, float, int], Ints]
 
 # Prompt law, output law. In arXiv 2601.17855 prompts are bounded; outputs are equal in Theorem 1
 # and geometric in Theorems 2 and 3.
-LAWS: Mapping[str, tuple[_Law, _Law, str]] = MappingProxyType(
-    {
-        "geometric": (_geometric, _geometric, "MEAN_IN,MEAN_OUT"),
-        "constant": (_constant, _constant, "IN,OUT"),
-        "uniform": (_uniform, _geometric, "MAX_IN,MEAN_OUT"),
-        "homogeneous": (_uniform, _constant, "MAX_IN,OUT"),
-    }
-)
+LAWS: Mapping[str, tuple[_Law, _Law, str]] = {
+    "geometric": (_geometric, _geometric, "MEAN_IN,MEAN_OUT"),
+    "constant": (_constant, _constant, "IN,OUT"),
+    "uniform": (_uniform, _geometric, "MAX_IN,MEAN_OUT"),
+    "homogeneous": (_uniform, _constant, "MAX_IN,OUT"),
+}
 LAW_FORMS = ", ".join(f"{law}:{form}" for law, (_, _, form) in LAWS.items())
 
 
