@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import numpy as np
 
@@ -76,10 +76,9 @@ class Knowledge:
     @classmethod
     def parse(cls, text: str) -> Knowledge:
         """Parse ``auto``, ``none``, ``cap``, ``survival``, ``oracle`` or ``miss:P``."""
-        kinds: tuple[Kind, ...] = ("auto", "none", "cap", "survival", "oracle")
-        for kind in kinds:
-            if text == kind:
-                return cls(kind)
+        kinds = get_args(Kind)
+        if text in kinds:
+            return cls(cast(Kind, text))
         name, _, value = text.partition(":")
         missed = number_in(value) if name == "miss" else math.nan
         if not 0 <= missed <= 1:

@@ -57,19 +57,11 @@ class FullStream:
         return 0.0
 
 
-class ClosedStream:
+class ClosedStream(FullStream):
     """Stream that keeps a constant number of requests inside, like clients that await answers."""
 
-    def __init__(self, lengths: Iterator[tuple[int, int]], clients: int) -> None:
-        self._lengths = enumerate(lengths)
-        self._clients = clients
-
     def due(self, now_s: float, waiting: int, inside: int = 0) -> list[Job]:
-        drawn = islice(self._lengths, max(0, self._clients - inside))
-        return [Job(number, *lengths, now_s) for number, lengths in drawn]
-
-    def next_s(self) -> float:
-        return 0.0
+        return super().due(now_s, inside)
 
 
 class TimedStream:

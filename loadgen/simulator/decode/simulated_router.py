@@ -39,6 +39,10 @@ class SimulatedWorkers:
     """Simulated engines as rounds see them (``decider.Workers``); all of them are always up."""
 
     name = GROUP
+    barrier = True
+    steps_told = True
+    hits = None  # no prompt is cached
+    version = None  # each step's end changes all
 
     def __init__(
         self, config: DecodeConfig, engines: Engines, clock: Callable[[], float] | None
@@ -52,6 +56,9 @@ class SimulatedWorkers:
         # One cap for all, as replay sends it; it cuts nothing.
         self._cap_tokens = config.lengths.max_output_tokens or NO_CAP
         self.ids = [f"w{index:04}" for index in range(config.workers)]
+        self.askable: Set[str] = set(self.ids)
+        self.slots = config.workers * config.slots
+        self.steps_under_way = config.dispatch_delay
         self.step = 0  # coming step
         self.wanted = Wanted()  # nobody wants tokens at a time
         self.departures: list[Departure] = []  # requests that ended with the last step
@@ -61,29 +68,13 @@ class SimulatedWorkers:
         self._fit = StepFit()
 
     @property
-    def slots(self) -> int:
-        return self._config.workers * self._config.slots
-
-    @property
-    def steps_under_way(self) -> int:
-        return self._config.dispatch_delay
-
-    @property
     def step_time(self) -> StepTime | None:
         """Learned from the simulated steps, as live."""
         return self._fit.fitted
 
     @property
-    def barrier(self) -> bool:
-        return True
-
-    @property
     def stepping(self) -> bool:
         return not self._engines.empty
-
-    @property
-    def steps_told(self) -> bool:
-        return True
 
     def profile(self, before: WorkProfile) -> WorkProfile:
         """Learned, unless it is configured; what engines report of the model is true at once."""
@@ -93,14 +84,6 @@ class SimulatedWorkers:
         shown = Shown(model.growth, model.prefill_chunk, model.window, model.window_share)
         return learned(before, self.step_time, shown)
 
-    @property
-    def hits(self) -> None:
-        """No prompt is cached."""
-
-    @property
-    def askable(self) -> Set[str]:
-        return set(self.ids)
-
     def own_steps(self, step_tokens: float) -> int:
         """None: each step's end is reported."""
         return 0
@@ -108,10 +91,6 @@ class SimulatedWorkers:
     def review(self, now_s: float) -> bool:
         """Nothing depends on time alone."""
         return False
-
-    @property
-    def version(self) -> None:
-        """Each step's end changes all."""
 
     def views(self, dispatch: Dispatch, overcommit: int) -> Sequence[WorkerView]:
         engines, config = self._engines, self._config

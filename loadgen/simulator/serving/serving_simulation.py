@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from math import inf
+from operator import attrgetter
 
 from loadgen.engine.engine import Engine
 from loadgen.engine.prefix_cache import PrefixCache
@@ -125,7 +126,7 @@ class _Simulation:
             for domain in self._domains:
                 if domain.ends_s == inf:
                     self._begin(domain, now_s)
-            next_ = min(self._domains, key=_ends_s)
+            next_ = min(self._domains, key=attrgetter("ends_s"))
             if self._arriving and self._arriving[0][0] <= next_.ends_s:
                 now_s = self._arriving[0][0]
             else:
@@ -307,10 +308,6 @@ def _engine(config: ServingConfig) -> Engine:
         prompt_budget=None if config.prompt_budget == AUTO else config.prompt_budget,
         prefix_cache=PrefixCache(),
     )
-
-
-def _ends_s(domain: _Domain) -> float:
-    return domain.ends_s
 
 
 def _raise(error: Exception) -> None:
