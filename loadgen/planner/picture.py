@@ -25,7 +25,7 @@ def draw_placement(path: Path, answer: Answer) -> None:
     ]
     axes.set_yticks(range(len(drawn)), labels, fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlim(0, answer.plan.question.footing.model.blocks)
+    axes.set_xlim(0, answer.plan.question.model.blocks)
     finish(axes, "block of the model", "", answer.model_name)
     left = len(answer.memory) - len(drawn)
     cut = f"; {left} further servers not drawn" if left else ""

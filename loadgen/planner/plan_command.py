@@ -14,9 +14,9 @@ from loadgen.planner.picture import draw_placement
 from loadgen.planner.plan_file import PlanConfig, load_config, machines, model_numbers
 from loadgen.planner.plan_report import Answer, report
 from loadgen.planner.plan_table import answer_table, gpu_table
-from loadgen.planner.planned import Question, planned, sustained_rate
+from loadgen.planner.planned import planned
+from loadgen.planner.question import Lengths, Question
 from loadgen.planner.remedies import remedies
-from loadgen.planner.times import Footing, Lengths
 from loadgen.planner.vllm import engines, router_config, script
 from loadgen.run.options import command_of, flag
 from loadgen.run.simulation_options import JsonFlag
@@ -75,15 +75,15 @@ def plan(options: PlanOptions) -> None:
     if not 0 < options.rate <= _MOST_RATE:
         raise ConfigError(f"--rate must be above 0 and at most {_MOST_RATE:g}, got {options.rate}")
     model = model_numbers(config, options.config.parent)
-    footing = Footing(model, _lengths(config, options.trace), config.engine, config.times)
-    question = Question(footing, machines(config), options.rate)
+    lengths = _lengths(config, options.trace)
+    question = Question(model, lengths, config.engine, config.times, machines(config), options.rate)
     try:
         found = planned(question)
     except PlacementError as error:
         ways = remedies(question, fits=False)
         enough = f"; enough would be: {', or '.join(ways)}" if ways else ""
         raise InputError(f"{error}{enough}") from None
-    sustained = sustained_rate(question, found.disjoint)
+    sustained = question.sustained_rate(found.disjoint.chains)
     ways = [] if question.rate < sustained else remedies(question, fits=True)
     answer = Answer(found, config.model.name, engines(found, config.model.name), ways)
     console = Console(stderr=options.json_file == STDOUT)

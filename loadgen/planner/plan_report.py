@@ -12,31 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadgen.planner.plan_file import Machine
-from loadgen.planner.planned import Option, Plan, Question, prompt_rate, sustained_rate
+from loadgen.planner.planned import Option, Plan
 from loadgen.planner.vllm import Engine
 from router.commands.json_output import finite
-from router.core.placement.model import Chain
 
 # Ratio of a decode step with full slots to one with a single request that is worth a caution.
 _SLOWER = 1.25
 
 
-def step_ratio(question: Question, chain: Chain) -> float:
-    """Time of a decode step with full slots over that with a single request."""
-
-    def step_s(requests: float) -> float:
-        return sum(
-            blocks * question.footing.token_s(question.machines[server], requests)
-            for server, blocks in zip(chain.servers, chain.blocks, strict=True)
-        )
-
-    return step_s(chain.slots) / step_s(1)
-
-
 def cautions(plan: Plan, engines: Sequence[Engine]) -> Iterator[str]:
     """Sentences on where the plan promises too much."""
     question = plan.question
-    lengths, most = question.footing.lengths, question.footing.model.max_tokens
+    lengths, most = question.lengths, question.model.max_tokens
     mean = lengths.input_tokens + lengths.output_tokens
     if most is not None and mean > most:
         yield (
@@ -46,15 +33,15 @@ def cautions(plan: Plan, engines: Sequence[Engine]) -> Iterator[str]:
     bound = [
         engine
         for engine in engines
-        if prompt_rate(question, engine.chain) < engine.chain.slots * engine.chain.service_rate
+        if question.prompt_rate(engine.chain) < engine.chain.slots * engine.chain.service_rate
     ]
     if bound:
-        rate = sustained_rate(question, plan.disjoint)
+        rate = question.sustained_rate(plan.disjoint.chains)
         yield (
             f"prompts alone would keep a GPU of {_names(bound)} busy all the time before the slots "
             f"are full: expect less than {rate:.4g} requests/s in all, whatever memory allows"
         )
-    ratios = {engine.name: step_ratio(question, engine.chain) for engine in engines}
+    ratios = {engine.name: question.step_ratio(engine.chain) for engine in engines}
     slower = [engine for engine in engines if ratios[engine.name] > _SLOWER]
     if slower:
         yield (
@@ -89,21 +76,21 @@ class Answer:
 
     @property
     def memory(self) -> list[Memory]:
-        footing = self.plan.question.footing
+        question = self.plan.question
         found = []
         for engine in self.engines:
             first, slots, last = 0, engine.chain.slots, len(engine.stages) - 1
             for stage, (machine, blocks) in enumerate(
                 zip(engine.stages, engine.chain.blocks, strict=True)
             ):
-                ends = footing.model.end_bytes(stage == 0, stage == last)
+                ends = question.model.end_bytes(stage == 0, stage == last)
                 memory = Memory(
                     engine=engine,
                     machine=machine,
                     blocks=range(first, first + blocks),
-                    weights_bytes=blocks * footing.model.block_bytes + ends,
-                    kv_bytes=blocks * slots * footing.slot_kv_blocks * footing.kv_block_bytes,
-                    usable_bytes=footing.usable_bytes(machine),
+                    weights_bytes=blocks * question.model.block_bytes + ends,
+                    kv_bytes=blocks * slots * question.slot_kv_blocks * question.kv_block_bytes,
+                    usable_bytes=question.usable_bytes(machine),
                 )
                 found.append(memory)
                 first += blocks
@@ -126,12 +113,12 @@ def report(answer: Answer) -> dict[str, Any]:
     """JSON-able form; null for infinite values. The top level describes the engines' chains."""
     plan = answer.plan
     question = plan.question
-    lengths, model = question.footing.lengths, question.footing.model
+    lengths, model = question.lengths, question.model
     return {
         "rate": question.rate,
         **_option(plan.disjoint, question.rate),
         "exact_s": plan.exact_s if plan.stable else None,
-        "sustained_rate": sustained_rate(question, plan.disjoint),
+        "sustained_rate": question.sustained_rate(plan.disjoint.chains),
         "chains": [_engine(answer, engine) for engine in answer.engines],
         "overlapping": _option(plan.overlapping, question.rate)
         | {"chains": [*map(plan.overlapping.placement.named, plan.overlapping.chains)]},
@@ -158,7 +145,7 @@ def report(answer: Answer) -> dict[str, Any]:
             "input_tokens": lengths.input_tokens,
             "output_tokens": lengths.output_tokens,
             "slot_tokens": lengths.slot_tokens,
-            "load": question.footing.engine.load,
+            "load": question.engine.load,
         },
     }
 
@@ -182,8 +169,8 @@ def _engine(answer: Answer, engine: Engine) -> dict[str, Any]:
         **answer.plan.disjoint.placement.named(engine.chain),
         "kv_cache_memory_bytes": engine.kv_cache_bytes,
         "max_model_len": engine.max_model_len,
-        "prompt_rate": prompt_rate(question, engine.chain),
-        "full_step_ratio": step_ratio(question, engine.chain),
+        "prompt_rate": question.prompt_rate(engine.chain),
+        "full_step_ratio": question.step_ratio(engine.chain),
         "commands": [
             {"host": each.host, "environment": dict(each.environment), "arguments": each.arguments}
             for each in engine.launches

@@ -11,7 +11,7 @@ from rich.text import Text
 from loadgen.planner.gpus import GPUS
 from loadgen.planner.plan_file import GB
 from loadgen.planner.plan_report import Answer
-from loadgen.planner.planned import Option, sustained_rate
+from loadgen.planner.planned import Option
 from loadgen.report.numbers import number, plain_table
 
 # Most lines of one table.
@@ -42,7 +42,7 @@ def _verdict(answer: Answer) -> Iterator[str]:
     most = option.unstable_above
     if plan.stable:
         load = f"{rate / most:.0%}" if rate / most >= 0.01 else "below 1%"
-        enough = rate < sustained_rate(plan.question, option)
+        enough = rate < plan.question.sustained_rate(option.chains)
         yield (
             f"{_requests(rate)}: {'stable' if enough else 'stable by memory alone'}, the load is "
             f"{load}; unstable from {_requests(most)} on"
@@ -85,7 +85,7 @@ def _chains(answer: Answer) -> Table:
 
 
 def _servers(answer: Answer) -> Table:
-    blocks = answer.plan.question.footing.model.blocks
+    blocks = answer.plan.question.model.blocks
     table = plain_table("server", f"blocks of {blocks}", "", "weights + KV of GB")
     for memory in answer.memory[:_MOST_ROWS]:
         held = memory.blocks
@@ -116,8 +116,7 @@ def _notes(answer: Answer) -> Iterator[str]:
         f"{chains} would give {_between(over)}, unstable from "
         f"{_requests(over.unstable_above)} on (c = {over.reserved_slots})"
     )
-    footing = plan.question.footing
-    lengths, times, model = footing.lengths, footing.times, footing.model
+    lengths, times, model = plan.question.lengths, plan.question.times, plan.question.model
     yield (
         f"lengths: {lengths.input_tokens:,.1f} + {lengths.output_tokens:,.1f} tokens in the mean "
         f"({lengths.source}); a slot has memory for {lengths.slot_tokens:,.1f}, in each block "

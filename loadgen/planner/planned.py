@@ -1,11 +1,9 @@
-"""Question and plan of ``evenstep plan``: chains, tuned for the arrival rate."""
+"""The plan of ``evenstep plan``: chains, tuned for the arrival rate."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from loadgen.planner.plan_file import Machine
-from loadgen.planner.times import Footing
+from loadgen.planner.question import Question
 from router.core.placement.bounds import ResponseBounds, chain_bounds
 from router.core.placement.exact_response import exact_response_s
 from router.core.placement.model import Chain, Placement, total_rate
@@ -13,15 +11,6 @@ from router.core.placement.tuning import Composition, compose
 
 # Rounds for finding the servers at the ends; after them every server counts as an end.
 _ROUNDS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """Input of the planner; ``rate`` is lambda, requests per second."""
-
-    footing: Footing
-    machines: Sequence[Machine]
-    rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,41 +62,21 @@ def disjoint(question: Question) -> Option:
     PlacementError as in ``planned``.
     """
     found = _option(question, overlapping=False)
-    if question.rate < sustained_rate(question, found):
+    if question.rate < question.sustained_rate(found.chains):
         return found
-    boundless = _boundless(question)
-    best = max(found, boundless, key=lambda option: sustained_rate(question, option))
+    options = (found, boundless(question))
+    best = max(options, key=lambda option: question.sustained_rate(option.chains))
     return replace(best, bounds=chain_bounds(best.chains, question.rate))
 
 
-def most_sustained(question: Question) -> float:
-    """Requests per second that some chains sustain; PlacementError as in ``planned``."""
-    return sustained_rate(question, _boundless(question))
-
-
-def _boundless(question: Question) -> Option:
+def boundless(question: Question) -> Option:
+    """The disjoint chains that sustain the most by memory; PlacementError as in ``planned``."""
     return _option(replace(question, rate=math.inf), overlapping=False)
-
-
-def prompt_rate(question: Question, chain: Chain) -> float:
-    """Requests per second whose prompts alone saturate the slowest stage."""
-    return 1 / max(
-        blocks * question.footing.prompt_s(question.machines[server])
-        for server, blocks in zip(chain.servers, chain.blocks, strict=True)
-    )
-
-
-def sustained_rate(question: Question, option: Option) -> float:
-    """Requests per second of all chains, each limited by its slots or its prompts."""
-    return sum(
-        min(chain.slots * chain.service_rate, prompt_rate(question, chain))
-        for chain in option.chains
-    )
 
 
 def _option(question: Question, overlapping: bool) -> Option:
     """Compose chains; repeat with all earlier ends charged until no other server is an end."""
-    free_ends = question.footing.model.end_bytes(True, True) == 0
+    free_ends = question.model.end_bytes(True, True) == 0
     firsts: set[int] = set()
     lasts: set[int] = set()
     for _ in range(_ROUNDS):
@@ -131,16 +100,15 @@ def _composed(
     question: Question, firsts: set[int], lasts: set[int], overlapping: bool
 ) -> Composition:
     """Embeddings and output layer take memory where the ends may lie."""
-    footing = question.footing
     servers = []
     for index, machine in enumerate(question.machines):
-        ends_bytes = footing.model.end_bytes(index in firsts, index in lasts)
-        left_bytes = max(0, footing.usable_bytes(machine) - ends_bytes)
-        servers.append(footing.server(machine, left_bytes))
+        ends_bytes = question.model.end_bytes(index in firsts, index in lasts)
+        left_bytes = max(0, question.usable_bytes(machine) - ends_bytes)
+        servers.append(question.server(machine, left_bytes))
     return compose(
-        footing.placed_model(max(server.memory_bytes for server in servers)),
+        question.placed_model(max(server.memory_bytes for server in servers)),
         servers,
         question.rate,
-        footing.engine.load,
+        question.engine.load,
         overlapping=overlapping,
     )

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from loadgen.planner.plan_file import Machine
-from loadgen.planner.planned import Question, disjoint, most_sustained, sustained_rate
+from loadgen.planner.planned import boundless, disjoint
+from loadgen.planner.question import Question
 from router.core.errors import PlacementError
 
 # With more servers only the rate is examined, since each trial takes long.
@@ -18,7 +19,8 @@ def remedies(question: Question, *, fits: bool) -> list[str]:
     """Sentences, each a sufficient remedy; ``fits``: the servers can hold the model."""
     found = []
     if fits:
-        found.append(f"a rate below {most_sustained(question):.4g} requests/s")
+        most = question.sustained_rate(boundless(question).chains)
+        found.append(f"a rate below {most:.4g} requests/s")
     if len(question.machines) <= _MOST_SERVERS:
         found += _shorter(question)
         found += _more_servers(question)
@@ -28,7 +30,7 @@ def remedies(question: Question, *, fits: bool) -> list[str]:
 def feasible(question: Question) -> bool:
     """Whether engines hold the model and keep up with the arrivals."""
     try:
-        return question.rate < sustained_rate(question, disjoint(question))
+        return question.rate < question.sustained_rate(disjoint(question).chains)
     except PlacementError:
         return False
 
@@ -39,7 +41,7 @@ def _shorter(question: Question) -> Iterator[str]:
     # Feasibility grows with the cut, so search for the least one.
     cut = _least(lambda cut: feasible(_with_share(question, _SHARES - cut)), _SHARES - 1)
     if cut is not None:
-        lengths = _with_share(question, _SHARES - cut).footing.lengths
+        lengths = _with_share(question, _SHARES - cut).lengths
         yield (
             f"requests {cut / _SHARES:.0%} shorter, of {lengths.input_tokens:,.0f} + "
             f"{lengths.output_tokens:,.0f} tokens, {lengths.slot_tokens:,.0f} to a slot"
@@ -47,8 +49,7 @@ def _shorter(question: Question) -> Iterator[str]:
 
 
 def _with_share(question: Question, share: int) -> Question:
-    lengths = question.footing.lengths.scaled(share / _SHARES)
-    return replace(question, footing=replace(question.footing, lengths=lengths))
+    return replace(question, lengths=question.lengths.scaled(share / _SHARES))
 
 
 def _more_servers(question: Question) -> Iterator[str]:

@@ -49,8 +49,7 @@ class Engine:
 
 def engines(plan: Plan, model_name: str) -> tuple[Engine, ...]:
     """The disjoint chains as engines, fastest first."""
-    question, footing = plan.question, plan.question.footing
-    settings = footing.engine
+    question, settings = plan.question, plan.question.engine
     taken: dict[str, int] = {}
     found = []
     for index, chain in enumerate(plan.disjoint.chains):
@@ -58,10 +57,10 @@ def engines(plan: Plan, model_name: str) -> tuple[Engine, ...]:
         head = stages[0].host
         port = taken[head] = taken.get(head, settings.port - 1) + 1
         # vLLM keeps one block of the cache for itself.
-        kv_blocks = chain.slots * footing.slot_kv_blocks
-        kv_cache_bytes = (kv_blocks + 1) * footing.kv_block_bytes * max(chain.blocks)
+        kv_blocks = chain.slots * question.slot_kv_blocks
+        kv_cache_bytes = (kv_blocks + 1) * question.kv_block_bytes * max(chain.blocks)
         held_tokens = kv_blocks * settings.block_size
-        max_model_len = min(held_tokens, footing.model.max_tokens or held_tokens)
+        max_model_len = min(held_tokens, question.model.max_tokens or held_tokens)
         flags = [
             *(model_name, "--port", str(port)),
             *("--pipeline-parallel-size", str(len(chain.servers))),

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from loadgen.planner.plan_file import load_config, machines, model_numbers
-from loadgen.planner.planned import Question, planned
-from loadgen.planner.times import Footing, Lengths
+from loadgen.planner.planned import planned
+from loadgen.planner.question import Lengths, Question
 from loadgen.planner.vllm import Launch, engines
 from tests.support.engine import ENVIRONMENT, READY_S, Installation
 from tests.support.server import free_port, starting, wait_ready
@@ -179,8 +179,9 @@ def test_vllm_parses_the_commands(engine_installation: Installation, tmp_path: P
     file.write_text(_SERVERS)
     config = load_config(file)
     lengths = Lengths(2000, 20, 2020, "as stated")
-    footing = Footing(model_numbers(config, tmp_path), lengths, config.engine, config.times)
-    plan = planned(Question(footing, machines(config), 1.0))
+    numbers = model_numbers(config, tmp_path)
+    question = Question(numbers, lengths, config.engine, config.times, machines(config), 1.0)
+    plan = planned(question)
     chains = engines(plan, config.model.name)
 
     launches = [(chain, launch) for chain in chains for launch in chain.launches]

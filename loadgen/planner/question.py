@@ -1,4 +1,4 @@
-"""Times of a request on a server, from its GPU's figures: footnote 11 of the paper.
+"""The planner's question, with times of a request from GPUs' figures: footnote 11 of the paper.
 
 "Serving Chain-structured Jobs with Large Memory Footprints": compute bounds prompts, reading a
 block's weights bounds decode steps, and both are proportional to the blocks. In addition to the
@@ -9,11 +9,12 @@ request makes as many round trips to a server as it has output tokens.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from loadgen.planner.model_files import ModelNumbers
 from loadgen.planner.plan_file import GB, EngineTable, Machine, TimesTable
-from router.core.placement.model import Model, Server
+from router.core.placement.model import Chain, Model, Server
 
 # Most (request, block) pairs of one server: 2,500 requests in 80 blocks, more than any runs.
 _MOST_BLOCK_SLOTS = 200_000
@@ -43,13 +44,15 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Footing:
-    """Fixed inputs of the planner."""
+class Question:
+    """Input of the planner; ``rate`` is lambda, requests per second."""
 
     model: ModelNumbers
     lengths: Lengths
     engine: EngineTable
     times: TimesTable
+    machines: Sequence[Machine]
+    rate: float
 
     @property
     def slot_kv_blocks(self) -> int:
@@ -92,3 +95,27 @@ class Footing:
         kv = requests * self.lengths.context_tokens * self.model.kv_bytes_per_token
         bandwidth = machine.bandwidth_gb_s * GB * self.times.bandwidth_efficiency
         return (self.model.read_bytes + kv) / bandwidth
+
+    def step_ratio(self, chain: Chain) -> float:
+        """Time of a decode step with full slots over that with a single request."""
+
+        def step_s(requests: float) -> float:
+            return sum(blocks * self.token_s(machine, requests) for machine, blocks in stages)
+
+        stages = list(self._stages(chain))
+        return step_s(chain.slots) / step_s(1)
+
+    def prompt_rate(self, chain: Chain) -> float:
+        """Requests per second whose prompts alone saturate the slowest stage."""
+        return 1 / max(blocks * self.prompt_s(machine) for machine, blocks in self._stages(chain))
+
+    def sustained_rate(self, chains: Iterable[Chain]) -> float:
+        """Requests per second of all chains, each limited by its slots or its prompts."""
+        return sum(
+            min(chain.slots * chain.service_rate, self.prompt_rate(chain)) for chain in chains
+        )
+
+    def _stages(self, chain: Chain) -> Iterable[tuple[Machine, int]]:
+        """Machines of a chain, with their numbers of blocks."""
+        machines = (self.machines[server] for server in chain.servers)
+        return zip(machines, chain.blocks, strict=True)
