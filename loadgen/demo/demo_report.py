@@ -4,7 +4,7 @@ import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 from rich.table import Table
 
@@ -59,7 +59,7 @@ def summary(
     }
 
 
-def comparison(world: World, runs: Sequence[DemoRun]) -> Report | None:
+def comparison(world: World, runs: Sequence[DemoRun]) -> dict[str, Any] | None:
     """BF-IO's figures as ratios to the best baseline's; None unless all are measured."""
     ours, baseline = subject(runs), best_baseline(world, runs)
     if ours is None or baseline is None or any(run.unmeasured for run in runs):
@@ -69,7 +69,7 @@ def comparison(world: World, runs: Sequence[DemoRun]) -> Report | None:
         "baseline": baseline.name,
         "baseline_is": world.baseline_is,
         **{
-            f"{name}_ratio": cast(float, figure(ours)) / cast(float, figure(baseline))
+            f"{name}_ratio": figure(ours) / figure(baseline)
             for name, figure in world.ratios.items()
         },
     }
@@ -82,8 +82,7 @@ def verdict(world: World, runs: Sequence[DemoRun]) -> str:
         reasons = (f"{run.name}: {run.unmeasured}" for run in runs if run.unmeasured)
         return "not measured: " + next(reasons, f"it takes {SUBJECT} and another policy")
     bars = [
-        (name.replace("_", " "), cast(float, ratios[f"{name}_ratio"]), bar)
-        for name, bar in world.bars.items()
+        (name.replace("_", " "), ratios[f"{name}_ratio"], bar) for name, bar in world.bars.items()
     ]
     plan = runs[0].outcome.plan
     if not bars or (plan.requests, plan.seed) != (world.requests, 0):

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, cast
 
 import numpy as np
 
@@ -63,10 +62,10 @@ def step_figures(record: Sequence[StepRecord], fleet: Fleet) -> StepFigures | No
 
 def steady_steps(outcome: Outcome) -> list[StepRecord]:
     """Steps that ended in the replay's steady window; none if the run is too short."""
-    steady = cast(Any, outcome.report["steady"])
+    steady = outcome.report["steady"]
     if steady is None:
         return []
     scale = outcome.plan.time_scale
-    start_s = cast(float, outcome.report["start_unix_s"]) + steady["start_s"] * scale
+    start_s = outcome.report["start_unix_s"] + steady["start_s"] * scale
     end_s = start_s + steady["duration"] * scale
     return [row for row in outcome.record if start_s <= row.time_s <= end_s]

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 
 from loadgen.emulator.record import StepRecord, read_record
-from loadgen.replay.replay_results import Report
 from loadgen.run.child_processes import Child, free_ports
 from router.core.errors import EvenstepError
 from router.core.step_time import StepTime
@@ -83,14 +82,14 @@ class Outcome:
     """Output of a run, with the features of the emulated ``engines``."""
 
     plan: RunPlan
-    report: Report
+    report: dict[str, Any]
     record: Sequence[StepRecord]
     record_file: Path
     engines: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
-        return self.report["completed"] == self.plan.requests
+        return bool(self.report["completed"] == self.plan.requests)
 
 
 def execute(plan: RunPlan, fleet: Fleet, folder: Path, timeout_s: float) -> Outcome:

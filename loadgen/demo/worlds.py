@@ -4,16 +4,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from loadgen.demo.conversations import write_conversations
 from loadgen.demo.figures import StepFigures, steady_steps, step_figures
 from loadgen.demo.run import STARVATION_S, Fleet, Outcome
-from loadgen.replay.replay_results import Report
 from loadgen.report.load_pictures import Panel, draw_bars, draw_loads, draw_power
 from loadgen.simulator.decode.decode_config import SERVE
 
-Columns = Mapping[str, "Callable[[DemoRun], object]"]
+Columns = Mapping[str, "Callable[[DemoRun], Any]"]
 
 SUBJECT = "bfio"
 # About the duration of a request of the cap's length; averages over fewer steps mean little.
@@ -65,8 +64,8 @@ class DemoRun:
     @property
     def admitted_tokens(self) -> float | None:
         """Mean prompt length in the steady window."""
-        window = cast(Report | None, self.outcome.report.get("steady"))
-        return None if window is None else cast(float, window["mean_admitted_prompt_tokens"])
+        window = self.outcome.report.get("steady")
+        return window and window["mean_admitted_prompt_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ def _draw_columns(folder: Path, world: World, runs: Sequence[DemoRun]) -> list[P
         f"turns of conversations, time scale {plan.time_scale:g}"
     )
     figures = {
-        title: [0.0 if run.unmeasured else cast(float, figure(run) or 0.0) for run in runs]
+        title: [0.0 if run.unmeasured else figure(run) or 0.0 for run in runs]
         for title, figure in list(world.columns.items())[:-1]
     }
     path = folder / f"{world.name}.png"
@@ -165,13 +164,13 @@ def _of_report(key: str, unit: float = 1.0) -> Callable[[DemoRun], object]:
 
 def _waited_percent(run: DemoRun) -> object:
     """Of the ranks' time in steps, as the engines timed it."""
-    cluster = cast(Any, run.outcome.report["cluster"])
+    cluster = run.outcome.report["cluster"]
     share = cluster and cluster["whole"]["idle_share"]
     return None if share is None else 100 * share
 
 
 def _unanswered(run: DemoRun) -> object:
-    return cast(int, run.outcome.report["failed"]) + cast(int, run.outcome.report["lost"])
+    return run.outcome.report["failed"] + run.outcome.report["lost"]
 
 
 _EVENTS = (
@@ -258,7 +257,7 @@ PROMPTS = World(
         "TTFT and TPOT: of all requests, at the client, in wall seconds / time scale, from the "
         "time that a request was due. Prefix hits: by the engines' usage. Idle: as engines timed.",
     ),
-    worth=lambda run: -cast(float, run.outcome.report["mean_ttft_ms"] or math.inf),
+    worth=lambda run: -(run.outcome.report["mean_ttft_ms"] or math.inf),
     baseline_is="the other policy with the soonest first tokens",
     ratios={"ttft": _of_report("mean_ttft_ms"), "tpot": _of_report("mean_tpot_ms")},
     draw=_draw_columns,
