@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from docs.stale_figures import DATA, kept_headers
-from loadgen.report.origin import COMMAND_VARIABLE, ROOT, UNKNOWN, Document, changed
+from docs.stale_figures import DATA, changed, kept_headers
+from loadgen.report.origin import COMMAND_VARIABLE, ROOT, UNKNOWN, Document
 
 OUT = ROOT / "out/evidence"
 # Commands that were interrupted, with the seconds that they at least take.

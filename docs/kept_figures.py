@@ -1,13 +1,15 @@
 """Figures that are kept under tests/data, and the tables that are made of them."""
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from docs.stale_figures import DATA
 from loadgen.figures.tables import Table
-from loadgen.report.origin import read_figures
+from loadgen.report.origin import KEY, Document
 
 Row = Sequence[str]
 Figures = dict[str, Any]
@@ -37,6 +39,12 @@ def kept(name: str) -> Figures:
     """Figures of a kept file, read once for all pages."""
     _reads.append((name, None))
     return _kept(name)
+
+
+def read_figures(file: Path) -> Document:
+    """Read figures without the file's header."""
+    found: Document = json.loads(file.read_text(encoding="utf-8"))
+    return {key: value for key, value in found.items() if key != KEY}
 
 
 @cache

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from functools import cache
 
 from docs.kept_figures import Read
-from docs.stale_figures import DATA
-from loadgen.report.origin import UNKNOWN, Document, changed, git, origins
+from docs.stale_figures import DATA, changed, origins
+from loadgen.report.origin import UNKNOWN, Document, git
 
 Line = Callable[[Sequence[Document]], str]
 

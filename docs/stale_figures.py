@@ -7,10 +7,11 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadgen.report.origin import ROOT, Document, changed, origins
+from loadgen.report.origin import KEY, ROOT, Document, code_hash
 
 DATA = ROOT / "tests/data"
 _MOST_PATHS = 4
+_DEEPEST = 3
 
 
 def kept_headers(folder: Path = DATA) -> Iterator[tuple[Path, dict[str, Document]]]:
@@ -31,6 +32,22 @@ def stale_figures(folder: Path = DATA) -> Iterator[str]:
             paths = list(dict.fromkeys(path for part in stale for path in since[part]))
             made = ", ".join(dict.fromkeys(_made(headers[part]) for part in stale))
             yield f"{name}{_parts(stale, len(headers))}: of {made}; changed since: {_first(paths)}"
+
+
+def origins(document: object, name: str = "", depth: int = 0) -> Iterator[tuple[str, Document]]:
+    """Headers in a document, with the names of their parts; the file's own has an empty name."""
+    if not isinstance(document, dict) or depth > _DEEPEST:
+        return
+    if isinstance(header := document.get(KEY), dict):
+        yield name, header
+    for key, value in document.items():
+        if key != KEY:
+            yield from origins(value, f"{name}/{key}" if name else key, depth + 1)
+
+
+def changed(header: Document) -> list[str]:
+    """Files and folders that have changed since, or whose state then is unknown."""
+    return [path for path, known in header["code"].items() if known != code_hash(path)]
 
 
 def _parts(stale: list[str], parts: int) -> str:

@@ -2,19 +2,18 @@
 
 The header is the value of ``origin``, in the file or in each of its parts that is measured alone.
 It names the other files that the same run wrote in the JSON's folder, with their SHA-256.
-Figures are stale once the code that decides them has changed, see ``changed``.
+Figures are stale once the code that decides them has changed (``docs.stale_figures``).
 """
 
 import ast
 import hashlib
-import json
 import os
 import platform
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
@@ -33,7 +32,6 @@ _PACKAGES = ("evenstep", "numpy", "numba")
 _PROSE = (".md", ".pyc")
 # Names the command line that this process is part of.
 COMMAND_VARIABLE = "FIGURES_COMMAND"
-_DEEPEST = 3
 # About those of the process: the scripts that measure import this module first.
 _BEGUN_S, _LOAD = time.monotonic(), os.getloadavg()
 
@@ -68,29 +66,10 @@ def origin(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command(),
         "machine": machine(),
-        **_so_far(),
+        **so_far(),
         "versions": {**installed_versions(), **versions},
         "code": {path: code_hash(path) for path in code},
     }
-
-
-def write_figures(
-    file: Path, figures: Mapping[str, object], header: Document, *beside: Path
-) -> None:
-    """Write this process's figures with their header; ``beside``: what else it wrote there."""
-    header = with_files(header | _so_far(), *beside)
-    text = json.dumps({KEY: header, **_without_header(figures)}, indent=1, ensure_ascii=False)
-    file.write_text(text + "\n", encoding="utf-8")
-
-
-def write_part(
-    file: Path, name: str, part: Mapping[str, object], header: Document, *beside: Path
-) -> None:
-    """Replace one part of a file, with a header of its own; else as ``write_figures``."""
-    kept: Document = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    header = with_files(header | _so_far(), *beside)
-    text = json.dumps(kept | {name: {KEY: header, **part}}, indent=1, ensure_ascii=False)
-    file.write_text(text + "\n", encoding="utf-8")
 
 
 def with_files(header: Document, *files: Path) -> Document:
@@ -102,28 +81,6 @@ def with_files(header: Document, *files: Path) -> Document:
 def sha256(file: Path) -> str:
     """Hash of a file's bytes."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def read_figures(file: Path) -> Document:
-    """Read figures without the file's header."""
-    found: Document = json.loads(file.read_text(encoding="utf-8"))
-    return _without_header(found)
-
-
-def origins(document: object, name: str = "", depth: int = 0) -> Iterator[tuple[str, Document]]:
-    """Headers in a document, with the names of their parts; the file's own has an empty name."""
-    if not isinstance(document, dict) or depth > _DEEPEST:
-        return
-    if isinstance(header := document.get(KEY), dict):
-        yield name, header
-    for key, value in document.items():
-        if key != KEY:
-            yield from origins(value, f"{name}/{key}" if name else key, depth + 1)
-
-
-def changed(header: Document) -> list[str]:
-    """Files and folders that have changed since, or whose state then is unknown."""
-    return [path for path, known in header["code"].items() if known != code_hash(path)]
 
 
 def commit() -> str:
@@ -145,7 +102,7 @@ def command() -> str:
     return shlex.join(["python", *map(_portable, words[1:])])
 
 
-def _so_far() -> Document:
+def so_far() -> Document:
     """The machine's load averages as this process began and now, and the time between."""
     load = {"start": _LOAD, "end": os.getloadavg()}
     rounded = {when: [round(one, 2) for one in each] for when, each in load.items()}
@@ -215,10 +172,6 @@ def shape(value: object) -> str:
         ]
         return f"{type(value).__name__}({', '.join(fields)})"
     return f"[{', '.join(map(shape, value))}]" if isinstance(value, list) else repr(value)
-
-
-def _without_header(figures: Mapping[str, object]) -> Document:
-    return {key: value for key, value in figures.items() if key != KEY}
 
 
 def _portable(word: str) -> str:

@@ -18,9 +18,10 @@ import numpy as np
 from engine_patches.admission import ADMISSIONS, make_admission, read_admission
 from engine_patches.admission.ledger import Ledger, Memory, Ticket
 from engine_patches.admission.protocol import Admission, ledger_of
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
 from router.core.forecast.forecast import Floats
 from router.core.kv_blocks import KvBlocks
+from tests.support.figure_files import write_figures
 
 CODE = ("engine_patches/admission", "router/core/forecast", "tests/bench/bench_admission.py")
 

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.report.intervals import paired
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
 from tests.support.admission_engines import VLLM, WAYS, Pressed, engines, press
 from tests.support.engine import installation
+from tests.support.figure_files import write_figures
 
 CODE = (
     "engine_patches",

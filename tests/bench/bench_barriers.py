@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from loadgen.report.origin import Engines, origin, write_part
+from loadgen.report.origin import Engines, origin
 from loadgen.simulator.serving.serving_config import RankGroup, ServingConfig
 from loadgen.simulator.serving.serving_simulation import simulate_serving
 from loadgen.traces.arrivals import Arrivals
@@ -25,6 +25,7 @@ from loadgen.traces.trace import load_trace
 from router.core.rounds.barriers import Allot, Barrier, allot
 from router.core.step_time import StepTime
 from router.core.types import Dispatch, Request
+from tests.support.figure_files import write_part
 
 CODE = (
     "router/core",

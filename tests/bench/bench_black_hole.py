@@ -10,9 +10,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
+from loadgen.report.origin import EMULATION, SERVING, Engines, origin
 from router.engines.http_client import HttpClient
 from tests.support.chaos import SLOTS, Seen, ask, body, cluster
+from tests.support.figure_files import write_figures
 from tests.support.server import Server
 
 CODE = (*SERVING, *EMULATION, "tests/support/chaos.py", "tests/bench/bench_black_hole.py")

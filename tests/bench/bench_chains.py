@@ -21,11 +21,12 @@ from loadgen.chains.chain_simulation import simulate_chains
 from loadgen.chains.chains_config import Allocation, Blocks, ChainsOptions
 from loadgen.chains.chains_results import ChainsResult, compare
 from loadgen.chains.work import draw_work
-from loadgen.report.origin import Engines, origin, write_part
+from loadgen.report.origin import Engines, origin
 from router.core.errors import EvenstepError
 from router.core.placement.model import total_rate
 from router.core.placement.tuning import compose
 from router.core.types import Dispatch
+from tests.support.figure_files import write_part
 
 CODE = ("loadgen/chains", "router/core/placement", "tests/bench/bench_chains.py")
 POLICIES = ("jffc", "sed", "sa_jsq", "jsq", "jiq")

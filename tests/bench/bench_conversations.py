@@ -32,11 +32,14 @@ from typing import Any
 
 import openai
 
-from loadgen.report.origin import KEY, Engines, changed, origin, read_figures, write_part
+from docs.kept_figures import read_figures
+from docs.stale_figures import changed
+from loadgen.report.origin import KEY, Engines, origin
 from tests.support.docs import pages, prose_lines, text_of
 from tests.support.engine import MODEL, READY_S, installation, metric, starting_engine
 from tests.support.engine_clients import client_of
 from tests.support.engine_python import ROOT
+from tests.support.figure_files import write_part
 from tests.support.server import free_port, wait_ready
 from tests.support.told_hits import noted, running_noting, totals
 from tests.support.trained import SLOTS, Trained

@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.decode_engines import Engines as SimulatedEngines
@@ -39,6 +39,7 @@ from router.core.policies.policy_protocol import NOTHING, Known
 from router.core.queue.tier import Tier
 from router.core.step_time import StepTime
 from router.core.types import Assignment, Request, WorkerView
+from tests.support.figure_files import write_figures
 
 CODE = (
     "router/core",

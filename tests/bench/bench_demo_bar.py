@@ -19,17 +19,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from loadgen.report.origin import (
-    EMULATION,
-    KEY,
-    SERVING,
-    Document,
-    Engines,
-    changed,
-    origin,
-    write_figures,
-)
+from docs.stale_figures import changed
+from loadgen.report.origin import EMULATION, KEY, SERVING, Document, Engines, origin
 from tests.support.busy import busy_loops
+from tests.support.figure_files import write_figures
 
 CODE = (
     *(*SERVING, *EMULATION, "loadgen/replay", "loadgen/traces"),

@@ -17,18 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from docs.kept_figures import read_figures
+from docs.stale_figures import changed
 from loadgen.emulator.emulator_settings import EmulatorSettings
-from loadgen.report.origin import (
-    EMULATION,
-    KEY,
-    SERVING,
-    Engines,
-    changed,
-    origin,
-    read_figures,
-    write_figures,
-)
+from loadgen.report.origin import EMULATION, KEY, SERVING, Engines, origin
 from tests.support.diagnosed import Emulated, diagnosed, listen, under_load
+from tests.support.figure_files import write_figures
 from tests.support.fleet import running_fleet
 
 CODE = (

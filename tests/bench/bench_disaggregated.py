@@ -25,9 +25,10 @@ from loadgen.demo.run import STARVATION_S, Fleet, Outcome, RunPlan
 from loadgen.emulator.emulator_settings import EmulatorSettings
 from loadgen.emulator.record import read_record
 from loadgen.engine.prefill_settings import PrefillSettings
-from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
+from loadgen.report.origin import EMULATION, SERVING, Engines, origin
 from loadgen.run.child_processes import Child, free_ports
 from router.core.types import Dispatch
+from tests.support.figure_files import write_figures
 
 PHYSICS = EmulatorSettings(prefill=PrefillSettings()).described()
 CODE = (

@@ -17,10 +17,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from docs.kept_figures import read_figures
 from loadgen.demo.run import STARVATION_S
 from loadgen.emulator.emulator_settings import EmulatorSettings
 from loadgen.engine.prefill_settings import PrefillSettings, parse_prefill_time
-from loadgen.report.origin import Engines, origin, read_figures, write_part
+from loadgen.report.origin import Engines, origin
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.length_sources import TraceLengths
@@ -41,6 +42,7 @@ from tests.bench.bench_disaggregated import (
     STEP_TIME,
 )
 from tests.bench.bench_disaggregated import CODE as LIVE
+from tests.support.figure_files import write_part
 
 PHYSICS = EmulatorSettings(prefill=PrefillSettings()).described()
 CODE = (*LIVE, "loadgen/simulator/decode", "tests/bench/bench_disaggregated_model.py")

@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.report.origin import Engines, origin, write_figures, write_part
+from loadgen.report.origin import Engines, origin
 from router.core.forecast.end_signals import Departure, ReportedSignal, SurvivalSignal
 from router.core.forecast.forecast import NO_CAP, Running
 from tests.support.engine import ENVIRONMENT, installation
+from tests.support.figure_files import write_figures, write_part
 from tests.support.recorded_ends import MOST_TOKENS, SLOTS, TEMPERATURE, Answers
 from tests.support.told_ends import gains
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from loadgen.engine.engine import Engine
 from loadgen.engine.engine_features import EngineFeatures
 from loadgen.engine.request import EngineRequest
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
+from tests.support.figure_files import write_figures
 
 CODE = ("loadgen/engine", "tests/bench/bench_engine_model.py")
 RUNNING = 128

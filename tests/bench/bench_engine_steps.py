@@ -14,9 +14,11 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from loadgen.report.origin import KEY, Engines, origin, read_figures, with_files, write_figures
+from docs.kept_figures import read_figures
+from loadgen.report.origin import KEY, Engines, origin, with_files
 from tests.support.engine import Installation, installation
 from tests.support.engine_steps import RECORDED, Recording, Report, Step, judged, recorded
+from tests.support.figure_files import write_figures
 from tests.support.rank_steps import rank_steps, reading
 from tests.support.trained import CONTEXT_TOKENS, SLOTS, answered, chats, running_trained
 

@@ -28,9 +28,10 @@ from statistics import fmean, median
 from typing import Any
 
 from loadgen.emulator.emulator_settings import EmulatorSettings
-from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
+from loadgen.report.origin import EMULATION, SERVING, Engines, origin
 from loadgen.traces.recordings import load_recording
 from router.engines.http_client import HttpClient, bearer
+from tests.support.figure_files import write_figures
 from tests.support.fleet import running_fleet, worker_flags
 from tests.support.server import running_router, wait_until
 

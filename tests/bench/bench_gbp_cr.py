@@ -14,8 +14,9 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
 from router.core.placement.gbp_cr import Fleet, gbp_cr, lay_out
+from tests.support.figure_files import write_figures
 from tests.support.placements import fewest_chains, random_model, random_servers
 
 CODE = ("router/core/placement", "tests/support/placements.py", "tests/bench/bench_gbp_cr.py")

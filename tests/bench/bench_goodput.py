@@ -28,7 +28,7 @@ from typing import Any
 from unittest.mock import patch
 
 from docs.goodput_tables import goodput
-from loadgen.report.origin import Engines, origin, write_part
+from loadgen.report.origin import Engines, origin
 from loadgen.simulator.serving.serving_command import ServingOptions
 from loadgen.simulator.serving.serving_results import ServingResult
 from loadgen.simulator.serving.serving_simulation import simulate_serving
@@ -37,6 +37,7 @@ from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.policies.prompts import barrier_time, prefix_score
 from router.core.policies.room import Room
 from router.core.types import Assignment, Request, WorkerView
+from tests.support.figure_files import write_part
 
 CODE = (
     "router/core",

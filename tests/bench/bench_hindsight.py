@@ -22,7 +22,8 @@ import numpy as np
 
 from engine_patches.admission import read_admission
 from loadgen.report.intervals import estimate
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
+from tests.support.figure_files import write_figures
 
 try:
     from tests.support.hindsight import Job, optimum, policy_engine, total_steps

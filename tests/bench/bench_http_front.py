@@ -19,9 +19,10 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
 from router.http.listening import listen, server_config
 from router.http.port import HttpLimits
+from tests.support.figure_files import write_figures
 from tests.support.server import Server, free_port, running
 
 CODE = ("router/http", "tests/bench/bench_http_front.py")

@@ -36,7 +36,7 @@ import zmq
 
 from engine_patches.stream.publisher import SnapshotPublisher, StepReport
 from engine_patches.stream.rows import PlacedRow, Places
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
 from router.config.serve_settings import ServeSettings
 from router.core.events import Arrived, Dispatched, SnapshotReceived, WorkerUp
 from router.core.state.cluster import Cluster
@@ -44,6 +44,7 @@ from router.core.types import KvGroup, Request, WorkerSpec
 from router.core.wire import decode
 from router.engines.snapshots import SnapshotClient
 from router.serve.router import make_dispatcher
+from tests.support.figure_files import write_figures
 
 CODE = (
     "router/core",

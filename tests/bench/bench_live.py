@@ -19,7 +19,7 @@ from loadgen.demo.demo_command import CAP_TOKENS
 from loadgen.demo.figures import steady_steps, step_figures
 from loadgen.demo.run import STARVATION_S, Fleet, RunPlan, execute
 from loadgen.emulator.emulator_settings import EmulatorSettings
-from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
+from loadgen.report.origin import EMULATION, SERVING, Engines, origin
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.length_sources import TraceLengths
@@ -27,6 +27,7 @@ from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.request_streams import FullStream
 from loadgen.traces.trace import TraceRequest, load_trace
 from router.core.types import Dispatch
+from tests.support.figure_files import write_figures
 
 CODE = (
     *SERVING,

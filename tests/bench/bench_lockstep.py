@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from docs.engine_tables import lockstep
-from loadgen.report.origin import SERVING, Engines, origin, write_figures
+from loadgen.report.origin import SERVING, Engines, origin
 from tests.support.engine import Installation, installation
+from tests.support.figure_files import write_figures
 from tests.support.moe_lockstep.ranks import SLOTS, Group, moe_installation, running_ranks
 from tests.support.moe_lockstep.runs import (
     CAP_TOKENS,

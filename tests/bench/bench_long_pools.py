@@ -20,7 +20,7 @@ from statistics import fmean
 
 import numpy as np
 
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.length_sources import LawLengths
@@ -34,6 +34,7 @@ from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.state.cluster import Cluster
 from router.core.types import Assignment, Dispatch, Outcome, Request, WorkerSpec, WorkerView
+from tests.support.figure_files import write_figures
 
 CODE = ("router/core", "loadgen/simulator/decode", "tests/bench/bench_long_pools.py")
 

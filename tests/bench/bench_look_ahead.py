@@ -13,12 +13,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.length_sources import TraceLengths
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.traces.trace import BUNDLED, load_trace
+from tests.support.figure_files import write_figures
 
 CODE = (
     "router/core/policies/bfio",

@@ -11,9 +11,10 @@ import asyncio
 import time
 from pathlib import Path
 
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
 from router.core.events import WorkerUp
 from router.core.types import WorkerSpec
+from tests.support.figure_files import write_figures
 from tests.support.scraped import Bench
 
 CODE = (

@@ -28,12 +28,13 @@ import httpx
 import msgspec
 
 from loadgen.emulator.emulator_settings import EmulatorSettings
-from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
+from loadgen.report.origin import EMULATION, SERVING, Engines, origin
 from router.admin.facts import Footing
 from router.admin.page_state import Status
 from router.core.events import WorkerUp
 from router.core.types import WorkerSpec
 from tests.support.browser import browsing, find
+from tests.support.figure_files import write_figures
 from tests.support.fleet import running_fleet, worker_flags
 from tests.support.replays import replaying
 from tests.support.router_bench.targets import cpu_s

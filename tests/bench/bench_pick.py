@@ -22,8 +22,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-from loadgen.report.origin import SERVING, Engines, origin, write_figures
+from loadgen.report.origin import SERVING, Engines, origin
 from tests.bench import bench_router
+from tests.support.figure_files import write_figures
 from tests.support.router_bench.targets import TARGETS, Fleet, Target, cpu_s
 from tests.support.server import free_port
 

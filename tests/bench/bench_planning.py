@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 from random import Random
 
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
 from router.core.placement.bounds import response_bounds
 from router.core.placement.model import Model, Server, total_rate
 from router.core.placement.tuning import compose
+from tests.support.figure_files import write_figures
 from tests.support.placements import GB, mixed_servers
 
 CODE = ("router/core/placement", "tests/support/placements.py", "tests/bench/bench_planning.py")

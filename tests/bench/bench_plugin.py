@@ -24,9 +24,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from loadgen.report.origin import Engines, origin, write_part
+from loadgen.report.origin import Engines, origin
 from tests.support.engine import Installation, installation
 from tests.support.engine_python import real_engines, real_schedulers
+from tests.support.figure_files import write_part
 
 CODE = (
     "engine_patches",

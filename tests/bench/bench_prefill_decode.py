@@ -40,7 +40,7 @@ from loadgen.engine.prefill_settings import PrefillTime
 from loadgen.engine.prefix_cache import PrefixCache
 from loadgen.engine.request import EngineRequest
 from loadgen.replay.workload import plan
-from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_part
+from loadgen.report.origin import EMULATION, SERVING, Engines, origin
 from loadgen.run.child_processes import Child
 from loadgen.simulator.serving.rank import Rank
 from loadgen.simulator.serving.serving_config import ServingConfig
@@ -60,6 +60,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.group_queue import DispatchSettings, GroupQueue
 from router.serve import router as served
 from router.serve.balancing import deciding
+from tests.support.figure_files import write_part
 
 CODE = (
     *("router/core", "router/dispatch", "loadgen/engine", "loadgen/simulator/serving"),

@@ -24,12 +24,13 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
 from router.core.prefix.block_index import BlockIndex
 from router.core.prefix.ids import block_ids
 from router.core.prefix.prefixes import Prefixes
 from router.core.types import Content, Request, Snapshot
 from tests.support.core import snapshot, token
+from tests.support.figure_files import write_figures
 
 CODE = ("router/core/prefix", "tests/bench/bench_prefix_index.py")
 PROMPT_TOKENS, CHUNK_TOKENS = 100_000, 2048

@@ -17,10 +17,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from docs.kept_figures import read_figures
 from docs.prompt_tables import budgets
-from loadgen.report.origin import Engines, origin, read_figures, write_part
+from loadgen.report.origin import Engines, origin
 from loadgen.simulator.serving.serving_command import ServingOptions
 from loadgen.simulator.serving.serving_simulation import simulate_serving
+from tests.support.figure_files import write_part
 
 CODE = (
     "router/core",

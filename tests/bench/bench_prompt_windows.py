@@ -16,12 +16,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
 from loadgen.simulator.serving.serving_command import ServingOptions
 from loadgen.simulator.serving.serving_simulation import simulate_serving
 from router.core import prompt_budget
 from router.core.step_time import StepTime
 from tests.bench.bench_prompt_budget import CODE, FIGURES
+from tests.support.figure_files import write_figures
 
 WAYS = {"each step": (), "windows": prompt_budget._WINDOWS}
 TARGETS = ((0.009, None), (0.009, 0.5))

@@ -15,14 +15,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
 from loadgen.demo.figures import steady_steps, step_figures
 from loadgen.demo.run import Fleet, RunPlan, execute
-from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_part
+from loadgen.report.origin import EMULATION, SERVING, Engines, origin
 from router.config.balancing_settings import BalancingSettings
 from router.core.step_time import PAPER_STEP_TIME, StepTime
 from router.core.types import Dispatch
+from tests.support.figure_files import write_part
 
 CODE = (*SERVING, *EMULATION, "loadgen/replay", "tests/bench/bench_prompts_on_ranks.py")
 CHUNK = 512
@@ -89,7 +90,7 @@ def one_run(case: Case, policy: str, seed: int, slower: float) -> tuple[Run, Map
         outcome = execute(plan, case.fleet, Path(folder), RUN_TIMEOUT_S)
     if not outcome.complete:
         raise SystemExit(f"{policy}: {outcome.report['completed']} of {plan.requests} done")
-    whole, steady = cast(dict[str, Any], outcome.report), cast(Any, outcome.report["steady"])
+    whole, steady = outcome.report, outcome.report["steady"]
     steps = step_figures(steady_steps(outcome), case.fleet)
     assert steps is not None
     run = Run(

@@ -9,12 +9,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
 from router.core.events import Arrived, Dispatched, Ended, Event, SnapshotReceived, WorkerUp
 from router.core.state.cluster import Cluster
 from router.core.types import Outcome, WorkerSpec
 from router.recording.recorder import Recorder, Setting
 from tests.support.core import request, running, snapshot
+from tests.support.figure_files import write_figures
 
 CODE = (
     *("router/core/state", "router/recording", "tests/support/core.py"),

@@ -16,12 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_part
+from loadgen.report.origin import EMULATION, SERVING, Engines, origin
 from loadgen.run.child_processes import Child
 from router.cli import main as evenstep
 from router.core.state.first_token import expected_s
 from router.core.types import Request
 from router.dispatch.group_queue import SURELY_LATE, GroupQueue
+from tests.support.figure_files import write_part
 from tests.support.fleet import running_fleet, worker_flags
 from tests.support.server import free_port, running
 

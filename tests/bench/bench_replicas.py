@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
+from tests.support.figure_files import write_figures
 from tests.support.replica_run import PHYSICS, replicas_under_load
 
 CODE = (

@@ -4,10 +4,11 @@ import argparse
 import time
 from pathlib import Path
 
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
 from router.core.types import Request
 from router.logs import start_logging
 from router.proxy.request_log import RequestLog, follow
+from tests.support.figure_files import write_figures
 
 CODE = ("router/logs.py", "router/proxy/request_log.py", "tests/bench/bench_request_log.py")
 REQUESTS, RUNS = 5000, 5

@@ -32,7 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadgen.report.origin import SERVING, Engines, origin, write_figures
+from loadgen.report.origin import SERVING, Engines, origin
+from tests.support.figure_files import write_figures
 from tests.support.router_bench.targets import (
     KEY,
     OTHER_CORE,

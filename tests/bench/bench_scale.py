@@ -33,7 +33,7 @@ from typing import Any
 
 import zmq
 
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
 from router.config.serve_settings import ServeSettings
 from router.core.events import SnapshotReceived, WorkerUp
 from router.core.state.cluster import Cluster
@@ -42,6 +42,7 @@ from router.core.wire import decode
 from router.dispatch.dispatcher import Dispatcher
 from router.serve.router import make_dispatcher
 from tests.bench.bench_ingest import Worker, _token
+from tests.support.figure_files import write_figures
 
 CODE = (
     "router/core",

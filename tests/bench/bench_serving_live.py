@@ -25,7 +25,7 @@ from loadgen.demo.run import Fleet, RunPlan, execute, serving
 from loadgen.demo.worlds import PROMPTS
 from loadgen.replay.replay_results import shortfall
 from loadgen.replay.workload import plan
-from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
+from loadgen.report.origin import EMULATION, SERVING, Engines, origin
 from loadgen.run.child_processes import Child
 from loadgen.simulator.decode.decode_config import SERVE
 from loadgen.simulator.serving.serving_config import ServingConfig
@@ -34,6 +34,7 @@ from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.trace import Trace, load_trace
 from router.core.step_time import StepTime
 from router.core.types import Dispatch
+from tests.support.figure_files import write_figures
 
 CODE = (
     *SERVING,

@@ -25,7 +25,7 @@ from zlib import crc32
 
 import numpy as np
 
-from loadgen.report.origin import Engines, origin, write_part
+from loadgen.report.origin import Engines, origin
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.length_sources import TraceLengths
@@ -37,6 +37,7 @@ from router.core.policies.bfio.policy import BfIo
 from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, Memory, solve
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.types import Assignment, Request, WorkerView
+from tests.support.figure_files import write_part
 
 CODE = (
     "router/core/policies",

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
 from router.core.step_fit import NUMBERS, StepFit
+from tests.support.figure_files import write_figures
 from tests.support.swept import COST, SweptRanks
 
 CODE = (

@@ -25,8 +25,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
-from loadgen.report.origin import SERVING, Engines, origin, write_figures
+from loadgen.report.origin import SERVING, Engines, origin
 from router.http.port import DataPlane
+from tests.support.figure_files import write_figures
 from tests.support.router_bench.targets import (
     OTHER_CORE,
     ROUTER_CORE,

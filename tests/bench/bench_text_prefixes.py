@@ -31,13 +31,14 @@ from typing import Any
 import jinja2
 from tokenizers import Tokenizer
 
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
 from router.core.prefix.correspondence import Correspondence
 from router.core.prefix.ids import block_ids, chain, seed
 from router.core.prefix.text_chunks import CHUNK_BYTES
 from router.core.request_limits import DEFAULT_LIMITS
 from router.dispatch.models import CachedModel
 from router.proxy.body import parse
+from tests.support.figure_files import write_figures
 
 ROOT = Path(__file__).parents[2]
 CODE = ("router/core/prefix", "router/proxy/content.py", "tests/bench/bench_text_prefixes.py")

@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
 
-from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
+from loadgen.report.origin import EMULATION, SERVING, Engines, origin
+from tests.support.figure_files import write_figures
 from tests.support.unequal import RULES, Response, Rule, out_of_order, respond
 
 CODE = (

@@ -1,7 +1,7 @@
 """Words of the pages that hold for the runs that are kept; their numbers are filled in."""
 
+from docs.kept_figures import read_figures
 from docs.stale_figures import DATA
-from loadgen.report.origin import read_figures
 
 
 def test_with_retries_and_breaker_no_request_meets_a_black_hole() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from docs.kept_figures import read_figures
 from loadgen.demo.worlds import DECODE
 from loadgen.figures.figures_document import claims_of, markdown, outcomes_of, score
 from loadgen.figures.studies import STUDIES as ALL_STUDIES
-from loadgen.report.origin import read_figures
 from tests.support.docs import README, section_of, text_of, words
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,12 +11,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from docs.kept_figures import words_table
+from docs.kept_figures import read_figures, words_table
 from docs.markdown import code
 from docs.measured import measured
 from loadgen.report.charts import COLOURS, finish, panels, save
 from loadgen.report.intervals import Estimate
-from loadgen.report.origin import KEY, Engines, origin, read_figures, write_figures
+from loadgen.report.origin import KEY, Engines, origin
 from tests.bench.league.bounds import least_ttft_ms
 from tests.bench.league.parts import DATA, OURS
 from tests.bench.league.standings import (
@@ -33,6 +33,7 @@ from tests.bench.league.standings import (
     verdict,
 )
 from tests.bench.league.workloads import WORKLOADS, Workload
+from tests.support.figure_files import write_figures
 
 SUMMARY, REAL = "league.json", "real-engine.json"
 # Where the site has the pictures.

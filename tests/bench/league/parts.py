@@ -13,16 +13,9 @@ from typing import Any
 
 import uvloop
 
+from docs.stale_figures import changed
 from loadgen.emulator.record import read_record
-from loadgen.report.origin import (
-    EMULATION,
-    KEY,
-    ROOT,
-    Document,
-    changed,
-    origin,
-    write_part,
-)
+from loadgen.report.origin import EMULATION, KEY, ROOT, Document, origin
 from loadgen.report.origin import Engines as Physics
 from loadgen.run.child_processes import Child, free_ports
 from router.core.errors import EvenstepError
@@ -31,6 +24,7 @@ from tests.bench.league.client import Client, Figures, Place, counters, figures
 from tests.bench.league.entrant import Engines, Entrant, Running
 from tests.bench.league.pins import PEERS
 from tests.bench.league.workloads import KEYS, Workload
+from tests.support.figure_files import write_part
 from tests.support.router_bench.targets import cpu_s, memory_mb
 
 DATA = ROOT / "tests/data/league"

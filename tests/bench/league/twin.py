@@ -20,13 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.report.origin import (
-    EMULATION,
-    SERVING,
-    Engines,
-    origin,
-    write_part,
-)
+from loadgen.report.origin import EMULATION, SERVING, Engines, origin
 from router.config.worker_notation import parse_workers
 from tests.bench.league import real
 from tests.bench.league.own import EVENSTEP
@@ -35,6 +29,7 @@ from tests.bench.league.parts import CLIENT, DATA, EnginesOf, emulated, measured
 from tests.bench.league.workloads import Workload
 from tests.gpu.serving import LLAMA, SHAPES
 from tests.support.engine import Installation, installation, running_engine
+from tests.support.figure_files import write_part
 from tests.support.rank_steps import RankStep, reading
 from tests.support.server import free_port
 

@@ -10,9 +10,10 @@ import pytest
 
 from docs import evidence
 from docs.evidence import Job, command_of, jobs, listed, measure
-from docs.stale_figures import kept_headers
-from loadgen.report.origin import UNKNOWN, Document, Engines, changed, origin, write_figures
+from docs.stale_figures import changed, kept_headers
+from loadgen.report.origin import UNKNOWN, Document, Engines, origin
 from tests.support.docs import ROOT, text_of
+from tests.support.figure_files import write_figures
 
 CODE = ("loadgen/report/numbers.py",)
 # What makes a file fresh, or fails, in place of a bench.

@@ -12,7 +12,7 @@ import pytest
 from loadgen.emulator.prompt_content import Content, whole_tokens
 from loadgen.replay.replay_results import RequestResult
 from loadgen.report.origin import Engines as Physics
-from loadgen.report.origin import origin, write_part
+from loadgen.report.origin import origin
 from loadgen.traces.trace import load_trace
 from tests.bench.league.bounds import least_ttft_ms
 from tests.bench.league.client import Client, Place, Sent, figures
@@ -22,6 +22,7 @@ from tests.bench.league.parts import is_due, kept_parts, part_name
 from tests.bench.league.run import _due, parts_of
 from tests.bench.league.standings import LEADS, standings, tables_of, verdict
 from tests.bench.league.workloads import KEYS, WORKLOADS, Ask, Workload, chains, piece, text_of
+from tests.support.figure_files import write_part
 
 OPEN = WORKLOADS["open-80"]
 NAMES = [pytest.param(workload, id=name) for name, workload in WORKLOADS.items()]

@@ -10,8 +10,9 @@ from docs.figure_blocks import filled
 from docs.kept_figures import kept, reads, words_table
 from docs.measured import headers_of, measured_and_aged
 from docs.stale_figures import kept_headers
-from loadgen.report.origin import Document, Engines, git, origin, write_figures, write_part
+from loadgen.report.origin import Document, Engines, git, origin
 from tests.support.docs import text_of
+from tests.support.figure_files import write_figures, write_part
 
 CODE = ("loadgen/report/numbers.py",)
 

@@ -6,7 +6,8 @@ import pytest
 
 from docs.provenance import RENDERED, without_provenance
 from docs.stale_figures import DATA, kept_headers
-from loadgen.report.origin import UNKNOWN, Engines, origin, write_figures, write_part
+from loadgen.report.origin import UNKNOWN, Engines, origin
+from tests.support.figure_files import write_figures, write_part
 
 KEYS = {
     *("engines", "physics", "commit", "date", "command", "machine", "load", "seconds"),

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from docs import generate, stale_figures
-from loadgen.report.origin import Engines, origin, write_figures, write_part
+from loadgen.report.origin import Engines, origin
+from tests.support.figure_files import write_figures, write_part
 
 CODE = ("loadgen/report/origin.py", "loadgen/report/numbers.py")
 

@@ -8,23 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from docs.kept_figures import read_figures
+from docs.stale_figures import changed, origins
 from loadgen.report import origin as module
 from loadgen.report.origin import (
     KEY,
     UNKNOWN,
     Document,
     Engines,
-    changed,
     code_hash,
     command,
     commit,
     origin,
-    origins,
-    read_figures,
     with_files,
-    write_figures,
-    write_part,
 )
+from tests.support.figure_files import write_figures, write_part
 
 SOURCE = '''"""Prose."""
 

@@ -7,9 +7,9 @@ from statistics import fmean, stdev
 
 import pytest
 
+from docs.kept_figures import read_figures
 from loadgen.engine.kv_handoff import TransferTime
 from loadgen.engine.prefill_settings import PrefillTime
-from loadgen.report.origin import read_figures
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.length_sources import LawLengths
