@@ -2,14 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import Self
 
-import numpy as np
-
-from loadgen.diagnose.analysis.findings import Figures, Findings
-from loadgen.diagnose.analysis.prospects import Caching, Mode
+from loadgen.diagnose.analysis.findings import Findings
+from loadgen.diagnose.analysis.prospects import Mode
 from loadgen.diagnose.analysis.window import Window
-from router.core.forecast.forecast import Floats, Ints
 from router.core.step_time import StepTime
 from router.core.types import Dispatch
 
@@ -25,35 +21,6 @@ _WARMUP_STEPS = (300, 4000)
 _MEASURED_STEPS = (1500, 6000)
 # Share of steps with waiting requests from which on the system is kept full.
 FULL_SHARE = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Figures of one simulation."""
-
-    figures: Figures
-    energy_j_per_token: float
-    caching: Caching | None = None
-
-    @classmethod
-    def of(
-        cls, seconds: Floats, loads: Ints, waited_s: Floats, tokens: Ints, watts: Floats
-    ) -> Self:
-        """Averages over S steps of G workers.
-
-        Shape (S,): seconds and output tokens of steps; shape (S, G): loads in KV tokens, times that
-        workers waited for the slowest, watts.
-        """
-        busy_s, workers = float(seconds.sum()), loads.shape[1]
-        return cls(
-            Figures(
-                imbalance_tokens=float((workers * loads.max(axis=1) - loads.sum(axis=1)).mean()),
-                idle_share=float(waited_s.sum()) / (workers * busy_s),
-                throughput_tok_s=float(tokens.sum()) / busy_s,
-                step_s=float(np.mean(seconds)),
-            ),
-            float(watts.sum(axis=1) @ seconds) / max(1.0, float(tokens.sum())),
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 from loadgen.diagnose.analysis.findings import Findings
 from loadgen.diagnose.analysis.prospects import Caching, Prospect, Prospects
 from loadgen.diagnose.analysis.window import Window
-from loadgen.diagnose.setting import Outcome, Setting, setting_of
+from loadgen.diagnose.setting import Setting, setting_of
 from loadgen.model.power_model import PowerModel
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import DecodeConfig
@@ -51,34 +51,31 @@ def prospects(
     setting, measured = setting_of(window, found), found.waiting.figures
     assert measured is not None
     simulated = _whole_engines if setting.computes_prompts else _decode_steps
-    outcomes = {
-        (policy, dispatch): simulated(setting, policy, dispatch, seed)
+    in_force = window.policy, window.dispatch
+    rows = [
+        simulated(setting, policy, dispatch, seed)
         for policy, row in POLICIES.items()
         for dispatch in sorted(row.dispatch, key=str)
-        if (policy, dispatch) == (window.policy, window.dispatch)
+        if (policy, dispatch) == in_force
         or (policy in policies and (dispatch is Dispatch.POOL or policy not in _POOL_ONLY))
-    }
-    current = None
-    if window.policy is not None and window.dispatch is not None:
-        current = outcomes.get((window.policy, window.dispatch))
-    rows = []
-    for (policy, dispatch), outcome in outcomes.items():
-        figures = predicted = outcome.figures
-        if current is not None:
-            predicted = measured.scaled(figures, current.figures)
-        is_current, energy_j, caching = (
-            outcome is current,
-            outcome.energy_j_per_token,
-            outcome.caching,
-        )
-        rows.append(Prospect(policy, dispatch, is_current, figures, predicted, energy_j, caching))
+    ]
+    current = next((row for row in rows if (row.policy, row.dispatch) == in_force), None)
+    if current is not None:
+        rows = [
+            replace(
+                row,
+                current=row is current,
+                predicted=measured.scaled(row.simulated, current.simulated),
+            )
+            for row in rows
+        ]
     rows.sort(key=lambda row: -row.simulated.throughput_tok_s)
     better = {row.policy: row for row in reversed(rows)}
     chosen = [row for row in rows if row.current or row is better[row.policy]]
     return Prospects(setting.mode, len(window.completed), setting.steps, tuple(chosen))
 
 
-def _decode_steps(setting: Setting, policy: str, dispatch: Dispatch, seed: int) -> Outcome:
+def _decode_steps(setting: Setting, policy: str, dispatch: Dispatch, seed: int) -> Prospect:
     pool = dispatch is Dispatch.POOL
     config = DecodeConfig(
         policy=policy,
@@ -105,12 +102,10 @@ def _decode_steps(setting: Setting, policy: str, dispatch: Dispatch, seed: int) 
     waited_s = config.step_time.per_token_s * (
         records.loads.max(axis=1, keepdims=True) - records.loads
     )
-    return Outcome.of(
-        records.seconds, records.loads, waited_s, records.tokens, records.power_w(PowerModel())
-    )
+    return Prospect.of(policy, dispatch, records, waited_s, records.power_w(PowerModel()))
 
 
-def _whole_engines(setting: Setting, policy: str, dispatch: Dispatch, seed: int) -> Outcome:
+def _whole_engines(setting: Setting, policy: str, dispatch: Dispatch, seed: int) -> Prospect:
     """The engines cache prefixes where the recording tells what prompts share.
 
     Elsewhere they compute the share of each prompt that they computed in the recording.
@@ -156,10 +151,10 @@ def _whole_engines(setting: Setting, policy: str, dispatch: Dispatch, seed: int)
     waited_s = records.seconds[:, None] - records.needed_s
     work_s = np.maximum(records.needed_s - cost.base_s, 1e-12)
     watts = PowerModel().watts(work_s / work_s.max(axis=1, keepdims=True))
-    outcome = Outcome.of(records.seconds, records.loads, waited_s, records.tokens, watts)
+    row = Prospect.of(policy, dispatch, records, waited_s, watts)
     if block_tokens is None:
-        return outcome
-    return replace(outcome, caching=Caching(result.prefix_hit_share, result.ttft_mean_s))
+        return row
+    return replace(row, caching=Caching(result.prefix_hit_share, result.ttft_mean_s))
 
 
 def recorded_lengths(window: Window) -> TraceLengths:

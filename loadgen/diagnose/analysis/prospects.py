@@ -1,9 +1,14 @@
 """Results that each policy would have had with the recorded requests."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
+
+import numpy as np
 
 from loadgen.diagnose.analysis.findings import Figures
+from loadgen.simulator.decode.decode_results import StepRecords
+from loadgen.simulator.serving.serving_results import ServingRecords
+from router.core.forecast.forecast import Floats
 from router.core.types import Dispatch
 
 # A simulated lead may be chance; the product's own policy is advised if it is as good.
@@ -33,6 +38,31 @@ class Prospect:
     predicted: Figures
     energy_j_per_token: float  # energy by the paper's power model P(u)
     caching: Caching | None = None  # if prefix caches are simulated
+
+    @classmethod
+    def of(
+        cls,
+        policy: str,
+        dispatch: Dispatch,
+        records: StepRecords | ServingRecords,
+        waited_s: Floats,
+        watts: Floats,
+    ) -> Self:
+        """Averages over S simulated steps of G workers, predicted as they are.
+
+        Shape (S, G): times that workers waited for the slowest, watts.
+        """
+        seconds, loads, tokens = records.seconds, records.loads, records.tokens
+        busy_s, workers = float(seconds.sum()), loads.shape[1]
+        figures = Figures(
+            imbalance_tokens=float((workers * loads.max(axis=1) - loads.sum(axis=1)).mean()),
+            idle_share=float(waited_s.sum()) / (workers * busy_s),
+            throughput_tok_s=float(tokens.sum()) / busy_s,
+            step_s=float(np.mean(seconds)),
+        )
+        energy_j = float(watts.sum(axis=1) @ seconds)
+        per_token_j = energy_j / max(1.0, float(tokens.sum()))
+        return cls(policy, dispatch, False, figures, figures, per_token_j)
 
     @property
     def name(self) -> str:
