@@ -46,11 +46,6 @@ class Stack(contextlib.ExitStack):
         self.parts[name] = child
         child.until(lambda: _answers(url) or None, READY_S)
 
-    def check(self) -> None:
-        """Raise EvenstepError if a process has ended by itself."""
-        for child in self.parts.values():
-            child.check()
-
 
 def up(options: argparse.Namespace, stack: Stack) -> None:
     """Start everything and print the URLs; EvenstepError if a part does not run."""
@@ -124,7 +119,8 @@ def _run(start: Callable[[Stack], None], stack: Stack) -> int:
         start(stack)
         while True:
             time.sleep(0.5)
-            stack.check()
+            for child in stack.parts.values():
+                child.check()
     except KeyboardInterrupt:
         print("\nending ...", flush=True)
         return 0

@@ -39,6 +39,16 @@ class Trial:
         needed = self.time_scale * self.lateness_p99 / LATENESS_LIMIT * MARGIN
         return round(min(needed, SCALE_MAX), 1)
 
+    def scale_of(self, requests: int, mean_output: float, cap_tokens: int, wall_s: float) -> float:
+        """The needed scale, or the largest one with which a run takes so long.
+
+        Never faster than the trial's: the machine's behaviour there is unknown. At its end, every
+        run waits for a request of the most output tokens.
+        """
+        request_s = mean_output / self.throughput_tok_s * SLOWER
+        affordable = wall_s / (requests * request_s + cap_tokens * self.step_s)
+        return round(max(min(self.scale_needed, affordable), self.time_scale), 1)
+
 
 def calibrate(execute: Callable[[RunPlan], Outcome], plan: RunPlan, fleet: Fleet) -> list[Trial]:
     """Try the machine, again if it was late: one hiccup of a shared machine is no measure."""
@@ -63,28 +73,6 @@ def calibrate(execute: Callable[[RunPlan], Outcome], plan: RunPlan, fleet: Fleet
 def least_late(trials: Sequence[Trial]) -> Trial:
     """The trial that represents the machine."""
     return min(trials, key=lambda trial: trial.lateness_p99)
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Requests of a run, with the mean and the most output tokens of one.
-
-    Every run waits for a longest one at its end.
-    """
-
-    requests: int
-    mean_output: float
-    cap_tokens: int
-
-    def time_scale(self, trial: Trial, wall_s: float) -> float:
-        """The needed scale, or the largest one with which a run takes so long.
-
-        Never faster than the trial's: the machine's behaviour there is unknown.
-        """
-        request_s = self.mean_output / trial.throughput_tok_s * SLOWER
-        engine_s = self.requests * request_s + self.cap_tokens * trial.step_s
-        affordable = wall_s / engine_s
-        return round(max(min(trial.scale_needed, affordable), trial.time_scale), 1)
 
 
 @dataclass(slots=True)

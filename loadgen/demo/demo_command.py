@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +19,6 @@ from loadgen.demo.budget import (
     TRIAL_SHARES,
     TimeLeft,
     Trial,
-    Work,
     calibrate,
     least_late,
 )
@@ -30,10 +29,10 @@ from loadgen.replay.replay_results import Report
 from loadgen.replay.workload import checked_time_scale
 from loadgen.report.load_pictures import require_matplotlib
 from loadgen.run.child_processes import signals_as_interrupts
-from loadgen.run.options import flag
+from loadgen.run.options import chosen, flag
 from loadgen.traces.trace import load_trace
 from router.commands.json_output import STDOUT, writable, write_json
-from router.core.errors import ConfigError, InputError
+from router.core.errors import InputError
 from router.core.policies.policy_table import POLICIES
 from router.core.types import Dispatch
 
@@ -80,8 +79,8 @@ class Demo:
             trials = calibrate(executed, first, world.fleet)
             rows = load_trace(first.trace).requests
             mean_output = fmean(min(each.output_tokens, CAP_TOKENS) for each in rows)
-            work = Work(requests, mean_output, CAP_TOKENS)
-            scale = work.time_scale(least_late(trials), left.share_s)
+            trial = least_late(trials)
+            scale = trial.scale_of(requests, mean_output, CAP_TOKENS, left.share_s)
         if world.write_trace is not None:
             world.write_trace(Path(plans[0].trace), requests, plans[0].seed)
         runs: list[DemoRun] = []
@@ -128,8 +127,8 @@ def demo(
     complete every request.
     """
     require_matplotlib()
-    chosen = _chosen("--worlds", worlds, WORLDS)
-    plans = {name: _plans(WORLDS[name], policies, seed, out) for name in chosen}
+    names = chosen("--worlds", "world", worlds, WORLDS)
+    plans = {name: _plans(WORLDS[name], policies, seed, out) for name in names}
     scale = None if time_scale is None else checked_time_scale(time_scale)
     console = Console(stderr=json_file == STDOUT)
     end_s = time.monotonic() + seconds - PLOTTING_S if scale is None else math.inf
@@ -140,7 +139,7 @@ def demo(
     pictures: list[Path] = []
     try:
         with signals_as_interrupts():
-            for name in chosen:
+            for name in names:
                 world = WORLDS[name]
                 runs, trials = session.run(world, plans[name], requests, scale)
                 done[name] = runs
@@ -152,26 +151,16 @@ def demo(
         raise typer.Exit(EXIT_INTERRUPTED) from None
     for file in (str(out / "summary.json"), json_file):
         write_json(report, file)
-    for name in chosen:
+    for name in names:
         _show(console, WORLDS[name], done[name], report[name])
     console.print("\nWritten: " + ", ".join(map(str, [*pictures, out / "summary.json"])))
-    if not all(_complete(done[name], plans[name]) for name in chosen):
+    if not all(_complete(done[name], plans[name]) for name in names):
         raise typer.Exit(EXIT_FAILED)
-
-
-def _chosen(option: str, text: str, known: Collection[str]) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ConfigError(
-            f"{option}: unknown {', '.join(map(repr, unknown))}; choose from {', '.join(known)}"
-        )
-    return list(dict.fromkeys(names))
 
 
 def _plans(world: World, policies: str | None, seed: int, out: Path) -> list[RunPlan]:
     plans = []
-    for name in _chosen("--policies", policies or world.policies, POLICIES):
+    for name in chosen("--policies", "policy", policies or world.policies, POLICIES):
         # BF-IO chooses from a pool; the others assign on arrival, as most routers do.
         pooled = name == SUBJECT or Dispatch.INSTANT not in POLICIES[name].dispatch
         form = Dispatch.POOL if pooled else Dispatch.INSTANT

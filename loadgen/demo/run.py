@@ -121,20 +121,20 @@ def serving(
     starts it instead of ``evenstep``. EvenstepError: a process did not start.
     """
     first_port = free_ports(fleet.ports)
-    record_file = _record_file(files)
-    _ready_file(record_file).unlink(missing_ok=True)
+    record_file, ready_file = _record_file(files), files.with_name(f"{files.name}.ready")
+    ready_file.unlink(missing_ok=True)
     emulate = [
         "emulate",
         *("--workers", str(fleet.workers), "--slots", str(fleet.slots), "--port", str(first_port)),
         *("--prefill-workers", str(fleet.prefill_workers)),
         *("--step-time", fleet.step_time, "--time-scale", f"{plan.time_scale:g}"),
         *("--stream-interval", str(fleet.stream_interval), "--seed", str(plan.seed)),
-        *("--record", str(record_file), "--json", str(_ready_file(record_file))),
+        *("--record", str(record_file), "--json", str(ready_file)),
         *fleet.more,
     ]
     with Child(emulate, files.with_name(f"{files.name}.fleet.log")) as workers:
-        ready = workers.until(lambda: _json_file(_ready_file(record_file)), READY_TIMEOUT_S)
-        _ready_file(record_file).unlink()
+        ready = workers.until(lambda: _json_file(ready_file), READY_TIMEOUT_S)
+        ready_file.unlink()
         port = first_port + fleet.ports - 1
         url = f"http://127.0.0.1:{port}"
         specs = [worker["spec"] for worker in ready["workers"]]
@@ -155,10 +155,6 @@ def serving(
 
 def _record_file(files: Path) -> Path:
     return files.with_name(f"{files.name}.csv.gz")
-
-
-def _ready_file(record_file: Path) -> Path:
-    return record_file.with_suffix(".ready")
 
 
 def replay_arguments(plan: RunPlan, fleet: Fleet, url: str, report_file: Path) -> list[str]:

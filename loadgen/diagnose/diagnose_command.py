@@ -13,12 +13,11 @@ from loadgen.diagnose.diagnosis import diagnose_window, report
 from loadgen.diagnose.diagnosis_table import diagnosis_table
 from loadgen.replay.workload import checked_time_scale
 from loadgen.report.origin import KEY, Engines, origin
-from loadgen.run.options import flag
+from loadgen.run.options import chosen, flag
 from loadgen.traces.recordings import load_recording
 from router.access.key_files import first_key
 from router.commands.json_output import STDOUT, json_option, write_json
 from router.config.given_files import read_json
-from router.config.worker_notation import unknown
 from router.core.errors import ConfigError, InputError
 from router.core.policies.policy_table import POLICIES
 from router.recording.lines import Recording, read
@@ -52,12 +51,9 @@ def diagnose(
     """
     span = _span(url, seconds, start, time_scale)
     _checked("--price", price, least=0.0)
-    chosen = list(POLICIES)
+    simulated = list(POLICIES)
     if policies is not None:
-        chosen = [name.strip() for name in policies.split(",")]
-    for name in chosen:
-        if name not in POLICIES:
-            raise ConfigError(f"--policies: {unknown('policy', name, POLICIES)}")
+        simulated = chosen("--policies", "policy", policies, POLICIES)
     earlier = None if before is None else earlier_report(before)
     if url is not None and recording is None:
         assert span.listened_s is not None
@@ -69,7 +65,7 @@ def diagnose(
         source = load_recording(recording)
     else:
         raise ConfigError("give --url of an admin port, or --recording of a file: one of them")
-    diagnosis = diagnose_window(window_of(source, span, group), price, chosen, seed)
+    diagnosis = diagnose_window(window_of(source, span, group), price, simulated, seed)
     compared = None
     if earlier is not None:
         window = diagnosis.window

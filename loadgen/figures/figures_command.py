@@ -22,8 +22,8 @@ from loadgen.figures.studies import STUDIES
 from loadgen.report.load_pictures import require_matplotlib
 from loadgen.report.origin import Document, with_files
 from loadgen.run.child_processes import signals_as_interrupts
-from loadgen.run.options import flag
-from router.core.errors import ConfigError, InputError
+from loadgen.run.options import chosen, flag
+from router.core.errors import InputError
 
 
 def figures(
@@ -38,7 +38,7 @@ def figures(
     ] = False,
 ) -> None:
     """Simulate the paper's experiments and this project's own; finished runs are not repeated."""
-    names = _chosen(only)
+    names = chosen("--only", "study", only or ",".join(STUDIES), STUDIES)
     require_matplotlib()
     console = Console(stderr=True)
     bench = Bench(runs, processes, quick, lambda line: _say(console, line))
@@ -50,14 +50,6 @@ def figures(
                 _study(name, bench, out, console)
     except OSError as error:
         raise InputError(f"cannot write {error.filename}: {error.strerror}") from error
-
-
-def _chosen(only: str) -> list[str]:
-    names = [name for name in only.split(",") if name] or list(STUDIES)
-    unknown = [name for name in names if name not in STUDIES]
-    if unknown:
-        raise ConfigError(f"--only: {unknown[0]!r} is unknown; known: {', '.join(STUDIES)}")
-    return names
 
 
 def _study(name: str, bench: Bench, out: Path, console: Console) -> None:

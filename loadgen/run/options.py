@@ -1,12 +1,15 @@
 """Commands whose options are the fields of a dataclass with typer's annotations."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from functools import wraps
 from typing import Annotated, Any, TypeVar
 
 import typer
+
+from router.config.worker_notation import unknown
+from router.core.errors import ConfigError
 
 Command = Callable[..., None]
 Options = TypeVar("Options")
@@ -30,6 +33,15 @@ def step_time_option(default: str = "") -> Any:
 
 
 StepTimeFlag = Annotated[str, step_time_option()]
+
+
+def chosen(option: str, what: str, text: str, known: Collection[str]) -> list[str]:
+    """Names of a list with commas, each once; ConfigError: one is not known."""
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{option}: {unknown(what, name, known)}")
+    return list(dict.fromkeys(names))
 
 
 def same_named(options: Any, configuration: type[Any]) -> dict[str, Any]:

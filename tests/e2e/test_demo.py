@@ -127,8 +127,8 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path, number: sign
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--policies", "jsq,fastest"), "--policies: unknown 'fastest'; choose from"),
-        (("--worlds", "mars"), "--worlds: unknown 'mars'; choose from decode, prompts"),
+        (("--policies", "jsq,fastest"), "--policies: unknown policy 'fastest'"),
+        (("--worlds", "mars"), "--worlds: unknown world 'mars'; known: decode, prompts"),
         (("--out", "/dev/null/demo"), "--out: cannot write to /dev/null/demo"),
         (("--time-scale", "0"), "--time-scale"),
         (("--json", "no/x.json"), "--json: cannot write no/x.json: there is no folder no"),

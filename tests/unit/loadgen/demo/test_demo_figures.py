@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from loadgen.demo.budget import LEAST_S, TimeLeft, Trial, Work, calibrate, least_late
+from loadgen.demo.budget import LEAST_S, TimeLeft, Trial, calibrate, least_late
 from loadgen.demo.conversations import TURNS, write_conversations
 from loadgen.demo.demo_report import NO_BAR, demo_table, summary, verdict, warnings
 from loadgen.demo.figures import LATENESS_LIMIT, steady_steps, step_figures
@@ -129,13 +129,13 @@ TRIAL = Trial(2.0, 0.0, throughput_tok_s=30_000, step_s=0.005)
 
 
 def test_no_time_scale_with_which_runs_take_too_long() -> None:
-    slow, work = dataclasses.replace(TRIAL, lateness_p99=0.5), Work(5000, 50.0, 400)
-    assert work.time_scale(TRIAL, 95.0) == TRIAL.scale_needed == 2.0
-    assert work.time_scale(slow, 995.0) == slow.scale_needed == 14.0
+    slow, work = dataclasses.replace(TRIAL, lateness_p99=0.5), (5000, 50.0, 400)
+    assert TRIAL.scale_of(*work, 95.0) == TRIAL.scale_needed == 2.0
+    assert slow.scale_of(*work, 995.0) == slow.scale_needed == 14.0
     # 5,000 requests take 5000 * 50 / 30000 * 1.25 engine seconds, and the wait for the longest 2.
-    affordable = work.time_scale(slow, 50.0)
+    affordable = slow.scale_of(*work, 50.0)
     assert affordable == pytest.approx(50 / (5000 * 50 / 30_000 * 1.25 + 2), abs=0.05)
-    assert work.time_scale(slow, 20.0) == TRIAL.time_scale == 2.0
+    assert slow.scale_of(*work, 20.0) == TRIAL.time_scale == 2.0
 
 
 def test_runs_share_the_time_that_is_left() -> None:

@@ -461,7 +461,7 @@ def test_figures_that_lack_a_case_are_found_before_the_work(
 
 
 def test_bad_input_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--only: 'tabel1' is unknown; known: table1"):
+    with pytest.raises(ConfigError, match="--only: unknown study 'tabel1'; did you mean table1"):
         figures(out=tmp_path, only="tabel1")
     (tmp_path / "figures.json").write_text('{"studies": 1}')
     with pytest.raises(InputError, match="is not a file of figures"):
