@@ -7,8 +7,7 @@ from rich.text import Text
 
 from loadgen.chains.chains_config import ChainsOptions
 from loadgen.chains.chains_results import ChainsResult, compare
-from loadgen.report.intervals import Estimate
-from loadgen.report.numbers import number, plain_table
+from loadgen.report.numbers import number, plain_table, with_interval
 from loadgen.run.options import command_of
 from router.commands.json_output import STDOUT, write_json
 
@@ -36,11 +35,11 @@ def chains_table(result: ChainsResult) -> RenderableType:
         against = result.against_first(each)
         table.add_row(
             f"{each.policy} ({each.dispatch.value})",
-            _with_interval(each.mean),
+            with_interval(each.mean),
             number(each.response_p99_s),
             number(each.waiting_s),
             number(each.service_s),
-            "" if each is first else _with_interval(against, 100.0),
+            "" if each is first else with_interval(against, 100.0),
         )
     config = result.options
     notes = [
@@ -71,10 +70,3 @@ def _chains(result: ChainsResult) -> RenderableType:
         )
         table.add_row(str(at), str(chain.slots), number(chain.service_s), servers)
     return table
-
-
-def _with_interval(value: Estimate, scale: float = 1.0) -> str:
-    text = number(value.mean * scale)
-    if value.half_width is None:
-        return text
-    return f"{text} +- {number(value.half_width * scale, 2)}"

@@ -22,11 +22,9 @@ class Column:
         found = None if sample is None else sample.of(self.metric)
         return "–" if found is None else shown(found, self.unit, self.digits)
 
-    def beside(self, sample: Sample, target: float, sign: str = "") -> list[str]:
-        """The mean, a target in the metric's own unit, and how far the mean is from it."""
-        found = sample.mean(self.metric)
-        shown_target = f"{sign}{target / self.unit:g}"
-        return [f"{found / self.unit:.2f}", shown_target, f"{found / target - 1:+.1%}"]
+    def beside(self, sample: Sample, target: float) -> list[str]:
+        """A target in the metric's own unit, and how far the mean is from it."""
+        return [f"{target / self.unit:g}", f"{sample.mean(self.metric) / target - 1:+.1%}"]
 
     def line(self, name: str, xs: Sequence[float], samples: Iterable[Sample], style: int) -> Line:
         """A curve with one sample for each x."""

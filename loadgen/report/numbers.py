@@ -6,6 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from loadgen.report.intervals import Estimate
+
 
 def number(value: object, digits: int = 4) -> str:
     """Format a figure with its significant digits; a dash for None."""
@@ -17,6 +19,14 @@ def number(value: object, digits: int = 4) -> str:
         return str(value)
     whole = abs(value) >= 10 ** (digits - 1)
     return f"{value:,.0f}" if whole else f"{value:.{digits}g}"
+
+
+def with_interval(figure: Estimate | None, scale: float = 1.0) -> str:
+    """A mean with half of its 95 % interval; a dash for None."""
+    if figure is None:
+        return "-"
+    width = "" if figure.half_width is None else f" ± {number(figure.half_width * scale, 2)}"
+    return f"{number(float(figure.mean * scale))}{width}"
 
 
 def plain_table(*columns: str) -> Table:

@@ -295,7 +295,7 @@ class ReleaseStudy(Study):
             cells = [IMBALANCE.cell(sample)]
             for column, target in zip((_THEIRS, THROUGHPUT), targets, strict=True):
                 cells.append(column.cell(sample))
-                cells += ["–", "–"] if target is None else column.beside(sample, target)[1:]
+                cells += ["–", "–"] if target is None else column.beside(sample, target)
             name = f"{TRACE_NAMES[trace]}, G={workers}, {way}, {requests:,} requests"
             rows.append([name, *cells])
         header = ["", IMBALANCE.title, _THEIRS.title, "release", "", THROUGHPUT.title]

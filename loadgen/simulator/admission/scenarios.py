@@ -109,7 +109,6 @@ class TypedSource:
         return Requests(_poisson(rate, count, seed), prompts, outputs, kinds)
 
 
-@dataclass(frozen=True, slots=True)
 class EvenSource:
     """Example 2 of arXiv 2504.11320: equal requests at a constant rate, after an uneven start.
 
@@ -117,21 +116,15 @@ class EvenSource:
     start.
     """
 
-    prompt_tokens: int = 1
-    decode_steps: int = 1
-    start: tuple[int, ...] = (3, 6)
-
-    @property
-    def cap_tokens(self) -> int:
-        return self.decode_steps + 1
+    cap_tokens = 2
 
     def draw(self, rate: float, count: int, seed: int) -> Requests:
-        """Nothing is random."""
-        first = np.repeat(np.arange(len(self.start)), self.start)[:count]
-        later = np.arange(count - len(first)) // rate + len(self.start)
+        """Nothing is random; a prompt has one token."""
+        first = np.repeat([0, 1], [3, 6])[:count]
+        later = np.arange(count - len(first)) // rate + 2
         arrival_s = np.concatenate([first, np.floor(later)]).astype(np.float64)
-        prompts = np.full(count, self.prompt_tokens, dtype=np.int64)
-        return Requests(arrival_s, prompts, np.full_like(prompts, self.cap_tokens), prompts * 0)
+        prompts = np.ones(count, dtype=np.int64)
+        return Requests(arrival_s, prompts, prompts * self.cap_tokens, prompts * 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from loadgen.report.intervals import Estimate, estimate, paired
-from loadgen.report.numbers import figures_with_notes, number, plain_table
+from loadgen.report.numbers import figures_with_notes, number, plain_table, with_interval
 from loadgen.simulator.decode.decode_results import DecodeResult, Report
 
 ROWS = (
@@ -128,7 +128,7 @@ def comparison_table(comparison: Comparison) -> RenderableType:
     against = [f"{policy} against {baseline}" for policy in others]
     table = plain_table("", *comparison.runs, *against)
     for label, key, scale in ROWS:
-        means = [_value(comparison.mean(policy, key), scale) for policy in comparison.runs]
+        means = [with_interval(comparison.mean(policy, key), scale) for policy in comparison.runs]
         shares = [_share(comparison.difference(policy, key)) for policy in others]
         table.add_row(label, *means, *shares)
     used = comparison.runs[baseline][0].parameters
@@ -141,13 +141,6 @@ def comparison_table(comparison: Comparison) -> RenderableType:
         f"{used['slots']} slots, pool {used['pool']}, {used['dispatch']} dispatch; {seeds}"
     )
     return Group(table, *map(Text, (note, *comparison.notes())))
-
-
-def _value(figure: Estimate | None, scale: float) -> str:
-    if figure is None:
-        return "-"
-    width = "" if figure.half_width is None else f" ± {number(figure.half_width * scale, 2)}"
-    return f"{number(float(figure.mean * scale))}{width}"
 
 
 def _share(difference: Estimate | None) -> str:
