@@ -6,7 +6,14 @@ from typing import Annotated
 
 from rich.console import Console
 
-from loadgen.engine.prefill_settings import DEFAULT_CHUNK, DEFAULT_PREFILL, DEFAULT_TRANSFER
+from loadgen.engine.prefill_settings import (
+    DEFAULT_CHUNK,
+    DEFAULT_PREFILL,
+    DEFAULT_TRANSFER,
+    parse_prefill_time,
+    parse_transfer_time,
+    refuse,
+)
 from loadgen.model.measured_step_time import load_step_time
 from loadgen.run.options import StepTimeFlag, command_of, flag, same_named
 from loadgen.run.simulation_options import (
@@ -23,7 +30,7 @@ from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import SERVE, DecodeConfig, usual_pool
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.policy_comparison import Comparison, comparison_table, decode_table
-from loadgen.simulator.decode.prefill_workers import parse_prefill
+from loadgen.simulator.decode.prefill_workers import PrefillConfig
 from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.trace_files import MAX_TOKENS
 from router.commands.json_output import STDOUT, write_json
@@ -152,16 +159,29 @@ class DecodeOptions:
                 "knowledge": Knowledge.parse(self.lookahead),
                 "profile": _profile(self.drift, self.prefill_cost),
                 "step_time": load_step_time(self.step_time),
-                "prefill": parse_prefill(
-                    self.prefill_workers,
-                    self.prefill_step_time,
-                    self.prefill_chunk,
-                    self.prefill_kv_tokens,
-                    self.kv_transfer_time,
-                ),
+                "prefill": self._prefill(),
             }
         )
         return [first, *(replace(first, policy=name) for name in names[1:])]
+
+    def _prefill(self) -> PrefillConfig | None:
+        chunk, kv_tokens = self.prefill_chunk, self.prefill_kv_tokens
+        if self.prefill_workers == 0:
+            given = {
+                "--prefill-step-time": self.prefill_step_time,
+                "--prefill-chunk": chunk,
+                "--prefill-kv-tokens": kv_tokens,
+                "--kv-transfer-time": self.kv_transfer_time,
+            }
+            refuse(given, "is of prefill workers: give --prefill-workers")
+            return None
+        return PrefillConfig(
+            self.prefill_workers,
+            parse_prefill_time(self.prefill_step_time),
+            DEFAULT_CHUNK if chunk is None else chunk,
+            0 if kv_tokens is None else kv_tokens,
+            parse_transfer_time(self.kv_transfer_time),
+        )
 
 
 @command_of(DecodeOptions)

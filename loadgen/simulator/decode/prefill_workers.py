@@ -14,13 +14,7 @@ from itertools import count
 
 from loadgen.engine.engine import Engine
 from loadgen.engine.kv_handoff import TransferTime
-from loadgen.engine.prefill_settings import (
-    DEFAULT_CHUNK,
-    PrefillTime,
-    parse_prefill_time,
-    parse_transfer_time,
-    refuse,
-)
+from loadgen.engine.prefill_settings import DEFAULT_CHUNK, PrefillTime
 from loadgen.engine.request import EngineRequest
 from loadgen.engine.stepping import Step, StepGroup, WorkerModel
 from loadgen.model.power_model import PowerModel
@@ -52,32 +46,6 @@ class PrefillConfig:
         ):
             if not least <= value <= most:
                 raise ConfigError(f"{name} must be from {least} to {most:,}, got {value}")
-
-
-def parse_prefill(
-    workers: int,
-    step_time: str | None,
-    chunk: int | None,
-    kv_tokens: int | None,
-    transfer_time: str | None,
-) -> PrefillConfig | None:
-    """Parse the options of prefill workers; None without such workers."""
-    given = {
-        "--prefill-step-time": step_time,
-        "--prefill-chunk": chunk,
-        "--prefill-kv-tokens": kv_tokens,
-        "--kv-transfer-time": transfer_time,
-    }
-    if workers == 0:
-        refuse(given, "is of prefill workers: give --prefill-workers")
-        return None
-    return PrefillConfig(
-        workers,
-        parse_prefill_time(step_time),
-        DEFAULT_CHUNK if chunk is None else chunk,
-        0 if kv_tokens is None else kv_tokens,
-        parse_transfer_time(transfer_time),
-    )
 
 
 class _Worker:
