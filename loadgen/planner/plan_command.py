@@ -18,8 +18,7 @@ from loadgen.planner.planned import planned
 from loadgen.planner.question import Lengths, Question
 from loadgen.planner.remedies import remedies
 from loadgen.planner.vllm import engines, router_config, script
-from loadgen.run.options import command_of, flag
-from loadgen.run.simulation_options import JsonFlag
+from loadgen.run.options import JsonFlag, command_of, flag
 from loadgen.traces.trace import BUNDLED, load_trace
 from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError, InputError, PlacementError

@@ -1,4 +1,4 @@
-"""Commands whose options are the fields of a dataclass with typer's annotations."""
+"""Commands whose options are the fields of a dataclass with typer's annotations; shared options."""
 
 import inspect
 from collections.abc import Callable, Collection
@@ -8,8 +8,11 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from loadgen.traces.trace import BUNDLED
+from router.commands.json_output import json_option
 from router.config.worker_notation import unknown
 from router.core.errors import ConfigError
+from router.core.types import Dispatch
 
 Command = Callable[..., None]
 Options = TypeVar("Options")
@@ -32,7 +35,18 @@ def step_time_option(default: str = "") -> Any:
     )
 
 
+def trace_flag(default: str) -> Any:
+    """``--trace``, with the trace that its command takes without it."""
+    return flag(f"Trace file, or a bundled one: {', '.join(BUNDLED)} [{default}].", "FILE")
+
+
 StepTimeFlag = Annotated[str, step_time_option()]
+WorkersFlag = Annotated[int, flag("Workers that step together.", "G")]
+SlotsFlag = Annotated[int, flag("Requests that a worker runs at once.", "B")]
+DispatchFlag = Annotated[
+    Dispatch, flag("From the pool when a slot is free, or at once on arrival.")
+]
+JsonFlag = Annotated[str | None, json_option("Write the result; - is stdout.")]
 
 
 def chosen(option: str, what: str, text: str, known: Collection[str]) -> list[str]:

@@ -15,23 +15,30 @@ from loadgen.engine.prefill_settings import (
     refuse,
 )
 from loadgen.model.measured_step_time import load_step_time
-from loadgen.run.options import StepTimeFlag, command_of, flag, same_named
-from loadgen.run.simulation_options import (
+from loadgen.run.options import (
     DispatchFlag,
     JsonFlag,
-    LengthsFlag,
-    LookaheadFlag,
     SlotsFlag,
-    TraceFlag,
+    StepTimeFlag,
     WorkersFlag,
-    length_source,
+    command_of,
+    flag,
+    same_named,
+    trace_flag,
 )
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import SERVE, DecodeConfig, usual_pool
+from loadgen.simulator.decode.length_sources import (
+    LAW_FORMS,
+    LawLengths,
+    LengthSource,
+    TraceLengths,
+)
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.policy_comparison import Comparison, comparison_table, decode_table
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
 from loadgen.traces.arrivals import Arrivals
+from loadgen.traces.trace import load_trace
 from loadgen.traces.trace_files import MAX_TOKENS
 from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError
@@ -39,6 +46,7 @@ from router.core.forecast.forecast import WorkProfile
 from router.core.policies.policy_table import POLICIES
 from router.core.step_time import numbers
 
+_TRACE = "burstgpt"
 ARRIVALS = "full|poisson:RATE|trace"
 # Within these bounds, sums of tokens stay far below the limits of 64 bits.
 _MOST_DRIFT = 1000
@@ -56,8 +64,8 @@ class DecodeOptions:
             "P[,P...]",
         ),
     ] = SERVE["policy"]
-    trace: TraceFlag = None
-    lengths: LengthsFlag = None
+    trace: Annotated[str | None, trace_flag(_TRACE)] = None
+    lengths: Annotated[str | None, flag(f"In place of a trace: {LAW_FORMS}.", "LAW:IN,OUT")] = None
     workers: WorkersFlag = 16
     slots: SlotsFlag = 72
     pool: Annotated[
@@ -91,7 +99,9 @@ class DecodeOptions:
     deadline_steps: Annotated[
         int | None, flag("The deadline in steps, in place of --starvation-s; 0: none.", "W")
     ] = None
-    lookahead: LookaheadFlag = SERVE["lookahead"]
+    lookahead: Annotated[
+        str, flag("What is known of coming ends.", "auto|none|cap|survival|oracle|miss:P")
+    ] = SERVE["lookahead"]
     arrivals: Annotated[str, flag("Always enough, a rate per second, the trace's.", ARRIVALS)] = (
         "full"
     )
@@ -154,7 +164,7 @@ class DecodeOptions:
             | {
                 "policy": names[0],
                 "pool": usual_pool(arrivals) if self.pool is None else self.pool,
-                "lengths": length_source(self.trace, self.lengths),
+                "lengths": self._lengths(),
                 "arrivals": arrivals,
                 "knowledge": Knowledge.parse(self.lookahead),
                 "profile": _profile(self.drift, self.prefill_cost),
@@ -163,6 +173,13 @@ class DecodeOptions:
             }
         )
         return [first, *(replace(first, policy=name) for name in names[1:])]
+
+    def _lengths(self) -> LengthSource:
+        if self.lengths is None:
+            return TraceLengths.of(load_trace(self.trace or _TRACE))
+        if self.trace is not None:
+            raise ConfigError("--trace and --lengths: give one of them")
+        return LawLengths.parse(self.lengths)
 
     def _prefill(self) -> PrefillConfig | None:
         chunk, kv_tokens = self.prefill_chunk, self.prefill_kv_tokens

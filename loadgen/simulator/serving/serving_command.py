@@ -8,12 +8,15 @@ from rich.console import Console, RenderableType
 
 from loadgen.model.measured_step_time import load_step_time
 from loadgen.report.numbers import figures_with_notes
-from loadgen.run.options import StepTimeFlag, command_of, flag, same_named
-from loadgen.run.simulation_options import (
+from loadgen.run.options import (
     DispatchFlag,
     JsonFlag,
     SlotsFlag,
+    StepTimeFlag,
     WorkersFlag,
+    command_of,
+    flag,
+    same_named,
     trace_flag,
 )
 from loadgen.simulator.decode.decode_config import SERVE

@@ -13,7 +13,6 @@ import pytest
 import typer
 
 import loadgen.figures.cases as cases_module
-import loadgen.run.simulation_options
 import loadgen.simulator.decode.decode_command
 from docs.stale_figures import DATA
 from loadgen.figures.cases import BEFORE_REFILL, BeforeRefill, Case, settings
@@ -162,7 +161,7 @@ def test_commands_give_the_cases_again(monkeypatch: pytest.MonkeyPatch) -> None:
         raise InputError("enough")
 
     monkeypatch.setattr(loadgen.simulator.decode.decode_command, "simulate", remember)
-    monkeypatch.setattr(loadgen.run.simulation_options, "load_trace", cache(load_trace))
+    monkeypatch.setattr(loadgen.simulator.decode.decode_command, "load_trace", cache(load_trace))
     app = typer.Typer()
     app.command()(loadgen.simulator.decode.decode_command.decode)
     commands = {case.command: case for _, case in all_trials() if isinstance(case, Case)}
