@@ -1,15 +1,19 @@
 """Results that each policy would have had with the recorded requests."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
 from loadgen.diagnose.analysis.findings import Figures
-from loadgen.simulator.decode.decode_results import StepRecords
-from loadgen.simulator.serving.serving_results import ServingRecords
 from router.core.forecast.forecast import Floats
 from router.core.types import Dispatch
+
+if TYPE_CHECKING:
+    from loadgen.simulator.decode.decode_results import StepRecords
+    from loadgen.simulator.serving.serving_results import ServingRecords
 
 # A simulated lead may be chance; the product's own policy is advised if it is as good.
 _AS_GOOD = 0.005
