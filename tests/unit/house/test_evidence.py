@@ -19,7 +19,8 @@ CODE = ("loadgen/report/numbers.py",)
 # What makes a file fresh, or fails, in place of a bench.
 WRITE = """
 import pathlib, sys
-from loadgen.report.origin import Engines, origin, write_figures
+from loadgen.report.origin import Engines, origin
+from tests.support.figure_files import write_figures
 header = origin(Engines.REAL, ("loadgen/report/numbers.py",))
 write_figures(pathlib.Path(sys.argv[1]), {"x": 2}, header)
 """
