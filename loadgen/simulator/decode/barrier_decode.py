@@ -102,7 +102,7 @@ class _Simulation:
         begun = engines.first_tokens(step)
         recorder.first_tokens(begun, self._now_s)
         if self._prefill:
-            for job, _, start_step, _ in begun:
+            for job, _, start_step, *_ in begun:
                 self._prefill.first_token(job, self._now_s, counts=start_step >= config.warmup)
         ended = engines.finish(step)
         recorder.finished(step, ended, self._now_s)

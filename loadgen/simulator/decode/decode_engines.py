@@ -21,13 +21,6 @@ from router.core.forecast.forecast import Floats, Ints, WorkProfile
 _FAR = 1 << 40  # a step that never comes
 
 
-class Start(NamedTuple):
-    """A request that starts to run, and the step from which its slot was free (-1: always)."""
-
-    job: Job
-    free_since: int
-
-
 class Residence(NamedTuple):
     """A request in a slot, from its first step to its last."""
 
@@ -35,6 +28,7 @@ class Residence(NamedTuple):
     slot: int
     start_step: int
     start_s: float
+    free_since: int  # step from which the slot was free before; -1: always
 
 
 class Engines:
@@ -92,16 +86,15 @@ class Engines:
         self.queued[worker] += 1
         self._queued_tokens[worker] += job.prompt_tokens
 
-    def begin(self, step: int, now_s: float) -> list[Start]:
+    def begin(self, step: int, now_s: float) -> list[Residence]:
         """Start the requests that have reached an engine with a free slot."""
         self._receive(step, now_s)
-        started, residences = [], []
+        started = []
         for queue, free in zip(self._queues, self._free, strict=True):
             while queue and free:
                 job, slot = queue.popleft(), free.pop()
-                started.append(Start(job, self._free_since[slot]))
-                residences.append(Residence(job, slot, step, now_s))
-        self._place(residences, step)
+                started.append(Residence(job, slot, step, now_s, self._free_since[slot]))
+        self._place(started, step)
         return started
 
     def first_tokens(self, step: int) -> list[Residence]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from loadgen.model.power_model import PowerModel
-from loadgen.simulator.decode.decode_engines import Residence, Start
+from loadgen.simulator.decode.decode_engines import Residence
 from loadgen.simulator.decode.prefill_results import PrefillResult
 from router.core.errors import InputError
 from router.core.forecast.forecast import Floats, Ints
@@ -106,17 +106,17 @@ class Recorder:
         if step >= self._warmup:
             self._longest_wait = max(self._longest_wait, steps)
 
-    def started(self, step: int, starts: Sequence[Start]) -> None:
+    def started(self, step: int, residences: Sequence[Residence]) -> None:
         if step < self._warmup:
             return
         busy = self._busy
-        for job, free_since in starts:
+        for job, *_, free_since in residences:
             self._prompts.append(job.prompt_tokens)
             if free_since >= 0 and busy[step + 1] > busy[free_since]:
                 self._bubbles.append(busy[step] - busy[free_since])
 
     def first_tokens(self, residences: Sequence[Residence], now_s: float) -> None:
-        for job, _, start_step, _ in residences:
+        for job, _, start_step, *_ in residences:
             if start_step >= self._warmup:
                 self._ttft_s.append(now_s - job.arrival_s)
 
@@ -124,7 +124,7 @@ class Recorder:
         if step < self._warmup:
             return
         self._completed += len(residences)
-        for job, _, start_step, start_s in residences:
+        for job, _, start_step, start_s, _ in residences:
             if start_step >= self._warmup:
                 self._tpot_s.append((now_s - start_s) / job.output_tokens)
 
