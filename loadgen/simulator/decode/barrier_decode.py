@@ -6,7 +6,6 @@ n_g). The slots of requests that end with it are free at step k + 1.
 """
 
 import math
-from collections.abc import Callable
 
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.decode_engines import Engines
@@ -14,10 +13,9 @@ from loadgen.simulator.decode.decode_results import DecodeResult, Recorder
 from loadgen.simulator.decode.prefill_workers import Prefill
 from loadgen.simulator.decode.request_streams import Stream, open_stream
 from loadgen.simulator.decode.simulated_router import Front
+from router.core.clock import Clock
 from router.core.policies.policy_protocol import Policy
 from router.core.types import Dispatch
-
-Clock = Callable[[], float]
 
 
 def simulate(

@@ -4,7 +4,7 @@ import heapq
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, fields, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from loadgen.simulator.decode.decode_engines import Engines, Residence
 from loadgen.simulator.decode.decode_results import Recorder, Report
 from loadgen.simulator.decode.oracle import Drift
 from loadgen.simulator.decode.request_streams import Job
+from router.core.clock import Clock
 from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import NO_CAP, Outlook, Running, WorkProfile
 from router.core.forecast.learned_profile import Shown, learned
@@ -44,9 +45,7 @@ class SimulatedWorkers:
     hits = None  # no prompt is cached
     version = None  # each step's end changes all
 
-    def __init__(
-        self, config: DecodeConfig, engines: Engines, clock: Callable[[], float] | None
-    ) -> None:
+    def __init__(self, config: DecodeConfig, engines: Engines, clock: Clock | None) -> None:
         self._config = config
         self._engines = engines
         self._clock = clock
@@ -171,7 +170,7 @@ class Front:
         engines: Engines,
         recorder: Recorder,
         policy: Policy | None,
-        clock: Callable[[], float] | None,
+        clock: Clock | None,
     ) -> None:
         self._config = config
         self._engines = engines
