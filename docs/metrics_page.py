@@ -1,14 +1,14 @@
 """The table of all metrics, from the router's own tables."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from router.metrics import groups, other, workers
-from router.metrics.rows import Row
+from router.metrics.rows import Table
 
 _GROUP, _WORKER = ("group",), ("group", "worker", "rank")
 # Labels of a table's subjects, and its rows.
-_TABLES: tuple[tuple[tuple[str, ...], Sequence[Row[Any]]], ...] = (
+_TABLES: tuple[tuple[tuple[str, ...], Table[Any]], ...] = (
     (_GROUP, groups.DECIDER_ROWS),
     (_GROUP, groups.GROUP_ROWS),
     (_GROUP, groups.PREFILL_ROWS),
@@ -56,9 +56,9 @@ def metrics_text() -> str:
 
 def _all() -> Iterator[tuple[str, str, str, str]]:
     for names, rows in _TABLES:
-        for row in rows:
-            kind = "counter" if row.is_counter else "gauge"
+        for name, row in rows.items():
+            kind = "counter" if name.endswith("_total") else "gauge"
             labels = names if row.label is None else (*names, row.label)
-            yield row.name, kind, ", ".join(labels), row.help
-    for each in groups.HISTOGRAMS:
-        yield each.name, "histogram", ", ".join(_GROUP), each.help
+            yield name, kind, ", ".join(labels), row.help
+    for name, each in groups.HISTOGRAMS.items():
+        yield name, "histogram", ", ".join(_GROUP), each.help

@@ -1,86 +1,76 @@
 """Tables of the metrics of API keys, and of the clients' port."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from router.access.key_limits import KeyCounts, KeyLimits
 from router.core.rounds.decider import Decider
 from router.http.refusal import HttpCounts
-from router.metrics.rows import Row
+from router.metrics.rows import Row, Table
 from router.pick.pick import PickCounts
 from router.replicas.leading import Leading
 
-BUILD_ROWS: Sequence[Row[str]] = (
-    Row(
-        "evenstep_build_info",
+BUILD_ROWS: Table[str] = {
+    "evenstep_build_info": Row(
         "Always 1; the label says which version runs.",
         lambda version: {version: 1},
         "version",
     ),
-)
+}
 
-HTTP_ROWS: Sequence[Row[HttpCounts]] = (
-    Row(
-        "evenstep_http_connections",
+HTTP_ROWS: Table[HttpCounts] = {
+    "evenstep_http_connections": Row(
         "Open connections of clients (--max-connections).",
         lambda counts: counts.connections,
     ),
-    Row(
-        "evenstep_http_refused_total",
+    "evenstep_http_refused_total": Row(
         "Requests that were refused as a whole, by status: malformed, too large (413, 414, 431) or "
         "too slow (408), and connections beyond the limit (503).",
         lambda counts: {str(status): number for status, number in counts.refused.items()},
         "status",
     ),
-)
+}
 
-PICK_ROWS: Sequence[Row[PickCounts]] = (
-    Row(
-        "evenstep_picks",
+PICK_ROWS: Table[PickCounts] = {
+    "evenstep_picks": Row(
         "Requests that a gateway was told where to send, and that have not ended (evenstep pick).",
         lambda counts: counts.open,
     ),
-    Row(
-        "evenstep_picks_ended_total",
+    "evenstep_picks_ended_total": Row(
         "Requests at gateways that have ended, by who told it: the gateway's access log, its "
         "answer, the engine's snapshots, the end of the gateway's call, a worker's removal, or "
         "nobody in time (unheard).",
         lambda counts: counts.ends,
         "by",
     ),
-    Row(
-        "evenstep_picks_moved_total",
+    "evenstep_picks_moved_total": Row(
         "Requests that a gateway sent elsewhere than to the first endpoint it was told.",
         lambda counts: counts.moved,
     ),
-)
+}
 
-REPLICA_ROWS: Sequence[Row[Leading]] = (
-    Row(
-        "evenstep_replica_decides",
+REPLICA_ROWS: Table[Leading] = {
+    "evenstep_replica_decides": Row(
         "1 where this replica decides, 0 where another one does (--replica-lock).",
         lambda leading: leading.decides,
     ),
-    Row(
-        "evenstep_replica_takeovers_total",
+    "evenstep_replica_takeovers_total": Row(
         "Times that this replica began to decide.",
         lambda leading: leading.takeovers,
     ),
-    Row(
-        "evenstep_replica_lock_failures_total",
+    "evenstep_replica_lock_failures_total": Row(
         "Attempts to take or renew the replicas' lock that got no answer.",
         lambda leading: leading.failures,
     ),
-)
+}
 
-ACCESS_ROWS: Sequence[Row[KeyLimits]] = (
-    Row(
-        "evenstep_unauthorized_requests_total",
+ACCESS_ROWS: Table[KeyLimits] = {
+    "evenstep_unauthorized_requests_total": Row(
         "Requests that were refused since they showed no API key, or one that is not known.",
         lambda limits: limits.unauthorized,
     ),
-)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,35 +82,30 @@ class KeyReading:
     slots: int
 
 
-KEY_ROWS: Sequence[Row[KeyReading]] = (
-    Row(
-        "evenstep_key_requests_total",
+KEY_ROWS: Table[KeyReading] = {
+    "evenstep_key_requests_total": Row(
         "Requests that were let in by an API key.",
         lambda key: key.counts.requests,
     ),
-    Row(
-        "evenstep_key_requests",
+    "evenstep_key_requests": Row(
         "Requests of an API key that are under way, waiting ones included.",
         lambda key: key.counts.under_way,
     ),
-    Row(
-        "evenstep_key_pool_requests",
+    "evenstep_key_pool_requests": Row(
         "Requests of an API key that wait in the router for a free slot.",
         lambda key: key.waiting,
     ),
-    Row(
-        "evenstep_key_slots",
+    "evenstep_key_slots": Row(
         "Slots that requests of an API key hold on the workers.",
         lambda key: key.slots,
     ),
-    Row(
-        "evenstep_key_limited_total",
+    "evenstep_key_limited_total": Row(
         "Requests that were refused since their API key had reached its limit: of requests under "
         "way, or of their rate.",
         lambda key: key.counts.limited,
         "limit",
     ),
-)
+}
 
 
 def key_readings(

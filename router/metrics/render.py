@@ -24,7 +24,7 @@ from router.core.state.cluster import Cluster
 from router.core.state.worker_status import status_of
 from router.metrics import groups
 from router.metrics.other import ACCESS_ROWS, BUILD_ROWS, KEY_ROWS, key_readings
-from router.metrics.rows import Row
+from router.metrics.rows import Table
 from router.metrics.workers import HELD_ROWS, LIVE_WORKER_ROWS, WORKER_ROWS
 
 # Cached, because the lookup reads files.
@@ -59,7 +59,7 @@ class Metrics:
         self,
         cluster: Cluster,
         clock: Clock,
-        counters: Sequence[tuple[Sequence[Row[Any]], object]],
+        counters: Sequence[tuple[Table[Any], object]],
         deciders: Mapping[str, Decider] = MappingProxyType({}),
         limits: KeyLimits | None = None,
     ) -> None:
@@ -105,8 +105,8 @@ class Metrics:
         aheads = [(i, each.look_ahead) for i, each in deciders if each.look_ahead is not None]
         yield from _families(groups.DECIDER_ROWS, ("group",), deciders)
         yield from _families(groups.PREFILL_ROWS, ("group",), prefills)
-        for row in groups.HISTOGRAMS:
-            family = HistogramMetricFamily(row.name, row.help, labels=("group",))
+        for name, row in groups.HISTOGRAMS.items():
+            family = HistogramMetricFamily(name, row.help, labels=("group",))
             for labels, decider in deciders:
                 histogram = row.read(decider.stats)
                 bounds = [*map(_number, histogram.bounds), "+Inf"]
@@ -149,12 +149,12 @@ def _escaped(value: str) -> str:
 
 
 def _families(
-    rows: Sequence[Row[T]], names: Labels, subjects: Sequence[tuple[Labels, T]]
+    rows: Table[T], names: Labels, subjects: Sequence[tuple[Labels, T]]
 ) -> Iterator[Metric]:
-    for row in rows:
-        kind = CounterMetricFamily if row.is_counter else GaugeMetricFamily
+    for name, row in rows.items():
+        kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
         labels = names if row.label is None else (*names, row.label)
-        family = kind(row.name, row.help, labels=labels)
+        family = kind(name, row.help, labels=labels)
         for values, subject in subjects:
             value = row.read(subject)
             if isinstance(value, Mapping):

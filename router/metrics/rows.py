@@ -9,25 +9,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[T]):
-    """One metric of a table's subjects; a name that ends in ``_total`` is a counter's.
+    """One metric of a table's subjects.
 
     ``read`` returns the value, None for no sample; with a ``label`` the values by it.
     """
 
-    name: str
     help: str
     read: Callable[[T], float | Mapping[str, float] | None]
     label: str | None = None
 
-    @property
-    def is_counter(self) -> bool:
-        return self.name.endswith("_total")
+
+# By name; one that ends in ``_total`` is a counter's.
+Table = Mapping[str, Row[T]]
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramRow:
     """One histogram of each group."""
 
-    name: str
     help: str
     read: Callable[[GroupStats], Histogram]

@@ -1,10 +1,8 @@
 """Metrics of what a group's steps have taught of their cost."""
 
-from collections.abc import Sequence
-
 from router.core.state.group import Group
 from router.core.step_fit import NUMBERS
-from router.metrics.rows import Row
+from router.metrics.rows import Row, Table
 
 _TERMS = dict(zip(NUMBERS, ("step", "kv_token", "request", "prompt_token"), strict=True))
 
@@ -32,38 +30,33 @@ def _errors(group: Group) -> dict[str, float]:
     return {kind: error for kind, error in errors.items() if error is not None}
 
 
-STEP_COST_ROWS: Sequence[Row[Group]] = (
-    Row(
-        "evenstep_step_cost_seconds",
+STEP_COST_ROWS: Table[Group] = {
+    "evenstep_step_cost_seconds": Row(
         "What a step takes, as the group's steps have taught: in any case (step), and for each KV "
         "token, request and computed prompt token of its slowest worker; further terms where they "
         "predict better. No value of what the steps do not tell.",
         _costs,
         "term",
     ),
-    Row(
-        "evenstep_step_cost_low_seconds",
+    "evenstep_step_cost_low_seconds": Row(
         "Lower end of the 95 % interval of evenstep_step_cost_seconds.",
         lambda group: _bounds(group, 0),
         "term",
     ),
-    Row(
-        "evenstep_step_cost_high_seconds",
+    "evenstep_step_cost_high_seconds": Row(
         "Upper end of the 95 % interval of evenstep_step_cost_seconds.",
         lambda group: _bounds(group, 1),
         "term",
     ),
-    Row(
-        "evenstep_step_cost_explained_ratio",
+    "evenstep_step_cost_explained_ratio": Row(
         "Share of the variance of step times that the costs of step, KV token, request and prompt "
         "token explain.",
         lambda group: None if group.fitted is None else group.fitted.explained,
     ),
-    Row(
-        "evenstep_step_cost_error_ratio",
+    "evenstep_step_cost_error_ratio": Row(
         "Median error of predicting a step before it was learned from, as a share of the step: "
         "decode-only steps, and steps with prompts.",
         _errors,
         "steps",
     ),
-)
+}

@@ -35,7 +35,7 @@ def test_bounds_are_those_of_the_code() -> None:
 
 
 def test_metrics_that_it_names_exist() -> None:
-    names = {row.name for row in PREFIX_ROWS}
+    names = set(PREFIX_ROWS)
     for end in ("found_tokens", "prompt_tokens", "right_requests", "blocks_dropped"):
         assert f"evenstep_prefix_{end}_total" in names
         assert f"`evenstep_prefix_{end}_total`" in SAID

@@ -16,8 +16,8 @@ OTHERS = {
 def own_metrics() -> set[str]:
     """Everything that the router's tables name."""
     tables = [value for module in (groups, workers, other) for value in vars(module).values()]
-    listed = [row for table in tables if isinstance(table, tuple) for row in table]
-    return {row.name for row in listed if isinstance(row, Row | HistogramRow)}
+    listed = [pair for table in tables if isinstance(table, dict) for pair in table.items()]
+    return {name for name, row in listed if isinstance(row, Row | HistogramRow)}
 
 
 def asked(expression: str) -> set[str]:

@@ -56,8 +56,8 @@ def test_every_metric_has_a_sound_name_help_and_type(bench: Bench) -> None:
         workers.HELD_ROWS,
         *(other.KEY_ROWS, other.ACCESS_ROWS, other.BUILD_ROWS, other.HTTP_ROWS),
     )
-    named = [(row.name, row.help) for table in tables for row in table]
-    named += [(row.name, row.help) for row in groups.HISTOGRAMS]
+    named = [(name, row.help) for table in tables for name, row in table.items()]
+    named += [(name, row.help) for name, row in groups.HISTOGRAMS.items()]
     assert len({name for name, _ in named}) == len(named)
     for name, help_ in named:
         assert re.fullmatch(r"evenstep_[a-z_]+", name)
