@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from docs.markdown import code, default, number, plain, table
-from router.config.serve_settings import GROUPS, PREFIX, title_of
-from router.config.setting import IF_GIVEN, SettingGroup, marks_of, range_of
-from router.config.setting_sources import CONFIG_VARIABLE, flag_name
+from router.config.serve_settings import GROUPS, title_of
+from router.config.setting import IF_GIVEN, SettingGroup, marks_of, metavar_of, range_of, unit_of
+from router.config.setting_sources import CONFIG_VARIABLE, PREFIX, flag_name
 
 _HEAD = f"""# Settings
 
@@ -50,19 +50,19 @@ def _row(name: str, field: FieldInfo) -> Iterator[str]:
     marks = marks_of(field)
     yield "<br>".join(map(code, (name, flag_name(name), PREFIX + name.upper())))
     yield "unset" if field.default in (None, ()) else default(field.default)
-    yield f"{_values(field)} {marks['unit']}".rstrip()
+    yield f"{_values(name, field)} {unit_of(name)}".rstrip()
     yield marks["live"] if marks["live"] == IF_GIVEN else "yes" if marks["live"] else "no"
     yield "yes" if marks["advanced"] else ""
     yield plain(field.description or "")
 
 
-def _values(field: FieldInfo) -> str:
+def _values(name: str, field: FieldInfo) -> str:
     """Allowed values: choices, a range, or else the flag's placeholder."""
     if limits := range_of(field):
         return " to ".join(map(number, limits))
     if choices := _choices(field.annotation):
         return ", ".join(map(code, choices))
-    return code(marks_of(field)["metavar"])
+    return code(metavar_of(name, field))
 
 
 def _choices(annotation: Any) -> list[str]:

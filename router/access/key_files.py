@@ -46,12 +46,6 @@ def key_source(file: str | None) -> KeySource | None:
     return None if file is None else KeySource(file)
 
 
-def check_keys(file: str) -> str:
-    """The path; ConfigError if it holds no keys."""
-    KeySource(file)
-    return file
-
-
 def read_key(file: str) -> str:
     """The key of a file that holds nothing else; else ConfigError."""
     words = _text(file).split()

@@ -1,8 +1,9 @@
-from typing import Literal
+from functools import partial
+from typing import Annotated, Literal
 
 from pydantic import ValidationInfo, field_validator
 
-from router.config.setting import MOMENT_S, WEEK_S, SettingGroup, checked, setting
+from router.config.setting import MOMENT_S, WEEK_S, SettingGroup, read_by, setting
 from router.config.worker_notation import unknown
 from router.core.policies.policy_table import POLICIES
 from router.core.step_time import StepTime
@@ -22,120 +23,98 @@ REPLACED = {
 }
 
 
+def _step_time(text: str) -> StepTime | None:
+    return None if text == "auto" else StepTime.parse(text)
+
+
+# A running router takes all of them.
+_setting = partial(setting, live=True)
+
+
 class BalancingSettings(SettingGroup):
     """Balancing: the policy, its pool and its look-ahead."""
 
-    policy: str = setting(
-        "bfio",
-        f"Rule that chooses a worker for each request: {', '.join(POLICIES)}.",
-        metavar="P",
-        live=True,
+    policy: str = _setting(
+        "bfio", f"Rule that chooses a worker for each request: {', '.join(POLICIES)}.", metavar="P"
     )
-    dispatch: Dispatch = setting(
+    dispatch: Dispatch = _setting(
         Dispatch.POOL,
         "When a request is sent to a worker: as soon as a slot is free (pool), or on arrival "
         "(instant).",
         metavar="pool|instant",
-        live=True,
-        validate_default=True,
     )
-    pool_size: int = setting(
-        1024, "Requests of a group that may wait.", between=(1, 1_000_000), live=True
-    )
-    queue_timeout_s: float = setting(
-        60.0, "Longest wait for a slot.", unit="s", between=(MOMENT_S, WEEK_S), live=True
-    )
-    starvation_s: float = setting(
+    pool_size: int = _setting(1024, "Requests of a group that may wait.", between=(1, 1_000_000))
+    queue_timeout_s: float = _setting(60.0, "Longest wait for a slot.", between=(MOMENT_S, WEEK_S))
+    starvation_s: float = _setting(
         5.0,
         "Wait after which a request goes before all others of its priority; in a long pool, twice "
         "the wait that order of arrival would give. Where prompts are planned, only one that fits "
         "nowhere does.",
-        unit="s",
         between=(MOMENT_S, WEEK_S),
-        live=True,
     )
-    lookahead: Literal["auto", "none", "cap", "survival"] = setting(
+    lookahead: Literal["auto", "none", "cap", "survival"] = _setting(
         "auto",
         "How bfio predicts the ends of requests: none, cap (max_tokens), survival (learned "
         "lengths), or auto: survival, and the engine's own probabilities where these foretell "
         "more.",
         metavar="SIGNAL",
-        live=True,
     )
-    horizon: int | None = setting(
+    horizon: int | None = _setting(
         None,
         "Steps that bfio looks ahead; unset: by the rule of docs/policies.md.",
         metavar="H",
         between=(0, 256),
-        live=True,
     )
-    discount: float | None = setting(
+    discount: float | None = _setting(
         None,
         "Weight gamma of a step against the one before; unset: by the rule of docs/policies.md.",
         metavar="GAMMA",
         between=(1e-6, 1),
-        live=True,
     )
-    tie_weight: float | None = setting(
+    tie_weight: float | None = _setting(
         None,
         "Weight mu of bfio's quadratic term, per token; unset: by the rule of docs/policies.md.",
         metavar="MU",
         between=(0, 1e6),
-        live=True,
     )
-    solver_ms: float = setting(
-        1.0,
-        "Time for all searches of bfio in one decision.",
-        unit="ms",
-        between=(0.01, 1000),
-        live=True,
+    solver_ms: float = _setting(
+        1.0, "Time for all searches of bfio in one decision.", between=(0.01, 1000)
     )
-    overcommit: int | None = setting(
+    overcommit: int | None = _setting(
         None,
         "Requests that may queue in an engine; "
         "unset: as the measured gap between two requests of a slot requires.",
         metavar="N",
         between=(0, 64),
-        live=True,
     )
-    step_time: str = setting(
+    step_time: Annotated[str, read_by(_step_time)] = _setting(
         "auto",
         "Cost of a group's step in seconds: fixed, per KV token, per request, per computed prompt "
         "token; auto: as its steps teach it.",
         metavar="auto|C,t_l[,t_r[,t_p]]",
-        live=True,
         advanced=True,
     )
-    prompt_budget: str = setting(
+    prompt_budget: str = _setting(
         "auto",
         "Prompt tokens of a step, alike on all ranks of a group, for engines with the plug-in's "
         "prompt_budget; auto: by the learned cost of a step and the targets; off: the engines' "
         "own bound.",
         metavar="auto|off|N",
-        live=True,
     )
-    target_ttft_s: float | None = setting(
-        None,
-        "For --prompt-budget auto: mean time to the first token.",
-        unit="s",
-        between=(MOMENT_S, WEEK_S),
-        live=True,
+    target_ttft_s: float | None = _setting(
+        None, "For --prompt-budget auto: mean time to the first token.", between=(MOMENT_S, WEEK_S)
     )
-    target_tpot_s: float | None = setting(
+    target_tpot_s: float | None = _setting(
         None,
         "For --prompt-budget auto: time of each further token; in the mean with a target for the "
         "first one, else in nearly all steps.",
-        unit="s",
         between=(1e-5, WEEK_S),
-        live=True,
     )
-    seed: int = setting(
-        0, "Seed of policies that draw at random.", between=(0, 2**64 - 1), live=True
-    )
+    seed: int = _setting(0, "Seed of policies that draw at random.", between=(0, 2**64 - 1))
 
     @property
     def fixed_step_time(self) -> StepTime | None:
-        return None if self.step_time == "auto" else StepTime.parse(self.step_time)
+        return _step_time(self.step_time)
 
     @property
     def prompt_rule(self) -> int | Targets | None:
@@ -158,13 +137,6 @@ class BalancingSettings(SettingGroup):
     def _used_target(cls, value: float | None, info: ValidationInfo) -> float | None:
         if value is not None and info.data.get("prompt_budget", "auto") != "auto":
             raise ValueError("--target-ttft and --target-tpot need --prompt-budget auto")
-        return value
-
-    @field_validator("step_time")
-    @classmethod
-    def _readable_step_time(cls, value: str) -> str:
-        if value != "auto":
-            checked(StepTime.parse, value)
         return value
 
     @field_validator("policy")

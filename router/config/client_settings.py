@@ -1,16 +1,22 @@
 """What clients may send: requests, their limits, and keys."""
 
 from collections.abc import Mapping
+from typing import Annotated
 
 from pydantic import field_validator
 
-from router.access.key_files import check_keys, read_key
-from router.config.setting import DAY_S, IF_GIVEN, MOMENT_S, SettingGroup, Words, checked, setting
+from router.access.key_files import KeySource, read_key
+from router.config.setting import DAY_S, IF_GIVEN, MOMENT_S, SettingGroup, Words, read_by, setting
 from router.core.request_limits import DEFAULT_LIMITS
 from router.http.port import HttpLimits
-from router.proxy.model_tokenizer import tokenizer_of
+from router.proxy.model_tokenizer import ModelTokenizer, tokenizer_of
 
 _DEFAULTS = HttpLimits()
+_KeyFile = Annotated[str | None, read_by(KeySource)]
+
+
+def _tokenizer(entry: str) -> ModelTokenizer:
+    return tokenizer_of(entry.rpartition("=")[2])
 
 
 class RequestSettings(SettingGroup):
@@ -19,7 +25,7 @@ class RequestSettings(SettingGroup):
     model_alias: Words = setting(
         (), "A further name of a model, may be repeated.", metavar="NAME=MODEL"
     )
-    tokenizer: Words = setting(
+    tokenizer: Annotated[Words, read_by(_tokenizer)] = setting(
         (),
         "Folder of the model, with its tokenizer.json and chat template: prompts of text are made "
         "token ids as engines make them. With MODEL= for one model only; may be repeated.",
@@ -60,13 +66,6 @@ class RequestSettings(SettingGroup):
             model: folder for model, _, folder in (one.rpartition("=") for one in self.tokenizer)
         }
 
-    @field_validator("tokenizer")
-    @classmethod
-    def _usable_tokenizers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for entry in value:
-            checked(tokenizer_of, entry.rpartition("=")[2])
-        return value
-
     @field_validator("model_alias")
     @classmethod
     def _usable_aliases(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -101,58 +100,42 @@ class LimitSettings(SettingGroup):
         between=(1, 1_000_000),
     )
     max_uri_bytes: int = setting(
-        _DEFAULTS.max_uri_bytes,
-        "Longest path with query; longer: 414.",
-        metavar="N",
-        unit="bytes",
-        between=(256, 1_048_576),
+        _DEFAULTS.max_uri_bytes, "Longest path with query; longer: 414.", between=(256, 1_048_576)
     )
     max_header_bytes: int = setting(
         _DEFAULTS.max_header_bytes,
         "Longest request line with header fields; longer: 431.",
-        metavar="N",
-        unit="bytes",
         between=(1024, 1_048_576),
     )
     max_headers: int = setting(
         _DEFAULTS.max_headers, "Header fields of a request; more: 431.", between=(8, 10_000)
     )
     max_body_bytes: int = setting(
-        _DEFAULTS.max_body_bytes,
-        "Longest body of a request; longer: 413.",
-        metavar="N",
-        unit="bytes",
-        between=(1024, 2**30),
+        _DEFAULTS.max_body_bytes, "Longest body of a request; longer: 413.", between=(1024, 2**30)
     )
     max_bodies_bytes: int = setting(
         _DEFAULTS.max_bodies_bytes,
         "Bodies of all open requests together; more: 503.",
-        metavar="N",
-        unit="bytes",
         between=(1024, 2**40),
     )
     header_timeout_s: float = setting(
         _DEFAULTS.header_timeout_s,
         "Longest wait for the end of a request's header fields; then 408.",
-        unit="s",
         between=(MOMENT_S, DAY_S),
     )
     body_timeout_s: float = setting(
         _DEFAULTS.body_timeout_s,
         "Longest wait for the end of a request's body; then 408.",
-        unit="s",
         between=(MOMENT_S, DAY_S),
     )
     keep_alive_timeout_s: float = setting(
         _DEFAULTS.keep_alive_timeout_s,
         "How long a connection stays open between two requests.",
-        unit="s",
         between=(MOMENT_S, DAY_S),
     )
     write_timeout_s: float = setting(
         _DEFAULTS.write_timeout_s,
         "Longest wait for a client that reads nothing of its answer.",
-        unit="s",
         between=(MOMENT_S, DAY_S),
     )
 
@@ -160,7 +143,7 @@ class LimitSettings(SettingGroup):
 class AccessSettings(SettingGroup):
     """Access: keys of clients, engines and operators."""
 
-    api_key_file: str | None = setting(
+    api_key_file: _KeyFile = setting(
         None,
         "File with the clients' API keys, a line each: NAME KEY [weight=W] [concurrency=N] "
         "[rate=N/s] [ttft_ms=N] [tpot_ms=N]; EVENSTEP_API_KEYS may hold more, with ; between them. "
@@ -168,7 +151,7 @@ class AccessSettings(SettingGroup):
         metavar="FILE",
         live=IF_GIVEN,
     )
-    worker_api_key_file: str | None = setting(
+    worker_api_key_file: Annotated[str | None, read_by(read_key)] = setting(
         None, "File with the API key that the engines require (vLLM's --api-key).", metavar="FILE"
     )
     tell_worker_api_key: bool = setting(
@@ -176,25 +159,13 @@ class AccessSettings(SettingGroup):
         "Whether evenstep pick tells gateways that key, to show it to the engines. Whoever reaches "
         "the ports can read it then.",
     )
-    admin_key_file: str | None = setting(
+    admin_key_file: _KeyFile = setting(
         None,
         "File with keys that open the admin port, a line each: NAME KEY. With it the port may "
         "listen on any address.",
         metavar="FILE",
         live=IF_GIVEN,
     )
-
-    @field_validator("api_key_file", "admin_key_file")
-    @classmethod
-    def _usable_key_files(cls, value: str | None) -> str | None:
-        return None if value is None else checked(check_keys, value)
-
-    @field_validator("worker_api_key_file")
-    @classmethod
-    def _usable_worker_key(cls, value: str | None) -> str | None:
-        if value is not None:
-            checked(read_key, value)
-        return value
 
     @property
     def worker_key(self) -> str | None:

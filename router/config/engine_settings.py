@@ -1,9 +1,18 @@
 from dataclasses import fields
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import ValidationInfo, field_validator
 
-from router.config.setting import DAY_S, HOUR_S, MOMENT_S, SettingGroup, Words, checked, setting
+from router.config.setting import (
+    DAY_S,
+    HOUR_S,
+    MOMENT_S,
+    SettingGroup,
+    Words,
+    checked,
+    read_by,
+    setting,
+)
 from router.config.worker_notation import parse_workers, unknown
 from router.core.energy.joules import PowerLevels
 from router.core.types import WorkerSpec
@@ -16,7 +25,7 @@ _MOST_WATTS = 1_000_000
 class EngineSettings(SettingGroup):
     """Engines: the workers, and how the router watches them."""
 
-    secret_key_file: str | None = setting(
+    secret_key_file: Annotated[str | None, read_by(read_key_pair)] = setting(
         None,
         "File with the router's CURVE key pair, made by evenstep keygen; for workers with a "
         "server_key.",
@@ -48,7 +57,6 @@ class EngineSettings(SettingGroup):
     kv_expiry_s: float = setting(
         30.0,
         "How long a prefill worker keeps KV that no worker fetches; NIXL's kv_lease_duration.",
-        unit="s",
         between=(MOMENT_S, DAY_S),
         advanced=True,
     )
@@ -57,13 +65,12 @@ class EngineSettings(SettingGroup):
         "Calibrated power of a worker's GPUs in watts: at rest, waiting in a step, "
         "computing; unset: a step's energy is not divided.",
         metavar="W,W,W",
-        unit="W",
     )
     health_interval_s: float = setting(
-        1.0, "Time between health checks.", unit="s", between=(0.01, HOUR_S), live=True
+        1.0, "Time between health checks.", between=(0.01, HOUR_S), live=True
     )
     health_timeout_s: float = setting(
-        2.0, "Longest wait for a health check.", unit="s", between=(MOMENT_S, HOUR_S)
+        2.0, "Longest wait for a health check.", between=(MOMENT_S, HOUR_S)
     )
     health_failures: int = setting(
         3,
@@ -75,20 +82,18 @@ class EngineSettings(SettingGroup):
     snapshot_stale_s: float = setting(
         3.0,
         "Age at which a worker's last snapshot no longer counts.",
-        unit="s",
         between=(MOMENT_S, HOUR_S),
         live=True,
     )
     metrics_interval_s: float = setting(
         1.0,
         "Time between readings of an engine's /metrics while it sends no snapshots.",
-        unit="s",
         between=(0.01, HOUR_S),
         live=True,
         advanced=True,
     )
     connect_timeout_s: float = setting(
-        2.0, "Longest wait for a connection to a worker.", unit="s", between=(MOMENT_S, HOUR_S)
+        2.0, "Longest wait for a connection to a worker.", between=(MOMENT_S, HOUR_S)
     )
     max_attempts: int = setting(
         5,
@@ -104,13 +109,6 @@ class EngineSettings(SettingGroup):
     @property
     def levels(self) -> PowerLevels | None:
         return None if self.power_levels is None else PowerLevels(*self.power_levels)
-
-    @field_validator("secret_key_file")
-    @classmethod
-    def _usable_keys(cls, value: str | None) -> str | None:
-        if value is not None:
-            checked(read_key_pair, value)
-        return value
 
     @field_validator("workers", mode="before")
     @classmethod

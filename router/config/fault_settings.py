@@ -18,7 +18,6 @@ class FaultSettings(SettingGroup):
         10.0,
         "Retries a second that are allowed in any case, on average over 10 s.",
         metavar="N",
-        unit="per s",
         between=(0, 1e6),
         live=True,
     )
@@ -37,16 +36,11 @@ class FaultSettings(SettingGroup):
         advanced=True,
     )
     breaker_window_s: float = setting(
-        DEFAULTS.breaker_window_s,
-        "Window of that share.",
-        unit="s",
-        between=(MOMENT_S, DAY_S),
-        advanced=True,
+        DEFAULTS.breaker_window_s, "Window of that share.", between=(MOMENT_S, DAY_S), advanced=True
     )
     breaker_open_s: float = setting(
         DEFAULTS.breaker_open_s,
         "Length of a worker's first ejection; each further one is twice as long, up to 60 s.",
-        unit="s",
         between=(MOMENT_S, HOUR_S),
         advanced=True,
     )
@@ -66,14 +60,12 @@ class FaultSettings(SettingGroup):
     slow_start_s: float = setting(
         DEFAULTS.slow_start_s,
         "Time in which a worker that returns gets all its slots back, one after the other.",
-        unit="s",
         between=(0, DAY_S),
         advanced=True,
     )
     request_timeout_s: float | None = setting(
         None,
         "Longest life of a request, with its wait; unset: no limit.",
-        unit="s",
         between=(MOMENT_S, WEEK_S),
         live=True,
     )
@@ -81,16 +73,11 @@ class FaultSettings(SettingGroup):
         None,
         "Longest wait for the first byte of a worker's answer (the last byte, if it is not "
         "streamed); then another worker gets the request; unset: no limit.",
-        unit="s",
         between=(MOMENT_S, WEEK_S),
         live=True,
     )
     stream_idle_timeout_s: float | None = setting(
-        300.0,
-        "Longest silence of a worker within a stream.",
-        unit="s",
-        between=(MOMENT_S, WEEK_S),
-        live=True,
+        300.0, "Longest silence of a worker within a stream.", between=(MOMENT_S, WEEK_S), live=True
     )
 
     @property

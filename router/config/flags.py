@@ -10,7 +10,7 @@ import typer
 
 from router.config.balancing_settings import REPLACED
 from router.config.serve_settings import GROUPS, SETTINGS, ServeSettings, title_of
-from router.config.setting import marks_of
+from router.config.setting import marks_of, metavar_of
 from router.config.setting_sources import CONFIG_VARIABLE, flag_name, load_settings, replaced
 from router.core.errors import ConfigError
 from router.http.port import DataPlane
@@ -57,7 +57,7 @@ def _flag(setting: str) -> inspect.Parameter:
     group = next(group for group in GROUPS if setting in group.model_fields)
     option = typer.Option(
         flag_name(setting),
-        metavar=marks["metavar"],
+        metavar=metavar_of(setting, field),
         help=text,
         rich_help_panel=ADVANCED if marks["advanced"] else title_of(group)[0],
     )

@@ -50,14 +50,12 @@ class OperationSettings(SettingGroup):
         0.0,
         "After SIGTERM, time for which the router still accepts requests while /health answers "
         "503, so that a load balancer notices.",
-        unit="s",
         between=(0, DAY_S),
         live=True,
     )
     grace_s: float = setting(
         30.0,
         "Time for which open answers may then go on; those left end with an error.",
-        unit="s",
         between=(0, DAY_S),
         live=True,
     )
@@ -73,14 +71,12 @@ class OperationSettings(SettingGroup):
         "certificate's file.",
         metavar="FILE",
         live=IF_GIVEN,
-        validate_default=True,
     )
     data_plane: DataPlane = setting(
         DataPlane.SPLICE,
         "Path of requests for answers of models: directly from the client's connection to the "
         "engine's (splice), or through FastAPI like all others (asgi).",
         metavar="splice|asgi",
-        validate_default=True,
     )
     record: str | None = setting(
         None,

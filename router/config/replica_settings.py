@@ -1,7 +1,9 @@
+from typing import Annotated
+
 from pydantic import ValidationInfo, field_validator
 
 from router.config.discover_notation import Discover, parse_discover
-from router.config.setting import SettingGroup, Words, checked, setting
+from router.config.setting import SettingGroup, Words, checked, read_by, setting
 from router.replicas.leading import Lock
 from router.replicas.locks import lock_of
 
@@ -20,7 +22,6 @@ class ReplicaSettings(SettingGroup):
         None,
         "After so long without a sign of the replica that decides another one may; unset: 10 for "
         "a file, 5 for a Lease.",
-        unit="s",
         between=(1, 300),
     )
     replica_lock: str | None = setting(
@@ -37,7 +38,7 @@ class ReplicaSettings(SettingGroup):
         pattern=r"^https?://",
     )
 
-    discover: Words = setting(
+    discover: Annotated[Words, read_by(parse_discover)] = setting(
         (),
         "Where workers are found, besides those of --worker; may be repeated: "
         "endpointslices:NAMESPACE/SERVICE, lws:NAMESPACE/NAME (a LeaderWorkerSet), file:PATH "
@@ -50,13 +51,6 @@ class ReplicaSettings(SettingGroup):
     def sources(self) -> list[Discover]:
         """Where workers are found."""
         return [parse_discover(text) for text in self.discover]
-
-    @field_validator("discover")
-    @classmethod
-    def _usable_sources(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            checked(parse_discover, text)
-        return value
 
     @property
     def lock(self) -> Lock | None:

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
-
 from router.config.balancing_settings import BalancingSettings
 from router.config.client_settings import AccessSettings, LimitSettings, RequestSettings
 from router.config.engine_settings import EngineSettings
@@ -12,8 +10,6 @@ from router.config.operation_settings import AddressSettings, OperationSettings
 from router.config.replica_settings import ReplicaSettings
 from router.config.setting import SettingGroup
 from router.http.port import HttpLimits
-
-PREFIX = "EVENSTEP_"
 
 
 class ServeSettings(
@@ -29,10 +25,6 @@ class ServeSettings(
 ):
     """All settings of ``evenstep serve``; times in seconds."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, allow_inf_nan=False
-    )
-
     @property
     def http_limits(self) -> HttpLimits:
         """Limits of the port; all bodies together may be as long as one."""
@@ -45,18 +37,6 @@ class ServeSettings(
         of_tls = self.tls_key or self.tls_cert  # the key may be in the certificate's file
         files = (self.api_key_file, self.admin_key_file, self.worker_api_key_file)
         return [file for file in (*files, self.secret_key_file, of_tls) if file is not None]
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Use the arguments only: ``load_settings`` merges the sources and tracks their origin."""
-        return (init_settings,)
 
 
 # Every setting, in the order of its groups; help and documents list them so.

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, cast
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings
 
 from router.core.errors import ConfigError
 
@@ -21,14 +20,23 @@ MOMENT_S, HOUR_S, DAY_S, WEEK_S = 0.001, 3_600, 86_400, 604_800
 IF_GIVEN: Literal["if given"] = "if given"
 
 _METAVARS = {bool: "true|false", int: "N"}
+_UNITS = {"_per_s": "per s", "_s": "s", "_ms": "ms", "_bytes": "bytes", "_levels": "W"}
 
 T = TypeVar("T")
 U = TypeVar("U")
 Struct = TypeVar("Struct", bound="DataclassInstance")
 
 
-class SettingGroup(BaseSettings):
+class SettingGroup(BaseModel):
     """Settings of one topic: a title and a sentence in its docstring, a declaration for each."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        protected_namespaces=(),  # ``model_alias`` is a setting
+    )
 
     def of(self, part: type[Struct]) -> Struct:
         """The settings that a part of the router uses; it declares a field for each, by name."""
@@ -38,8 +46,7 @@ class SettingGroup(BaseSettings):
 class Marks(TypedDict):
     """What a declaration says besides type, default, range and help."""
 
-    metavar: str  # placeholder of the value in ``--help``
-    unit: str  # unit of the value; empty: none
+    metavar: str  # placeholder of the value in ``--help``; empty: see ``metavar_of``
     # Whether a running router applies a new value. ``IF_GIVEN``: only if the setting was given at
     # the start.
     live: bool | Literal["if given"]
@@ -51,7 +58,6 @@ def setting(
     help_text: str,
     *,
     metavar: str = "",
-    unit: str = "",
     between: tuple[float, float] | None = None,
     live: bool | Literal["if given"] = False,
     advanced: bool = False,
@@ -59,12 +65,10 @@ def setting(
 ) -> Any:
     """Declare a setting; arguments as in ``Marks``.
 
-    Without a metavar it is the unit in capitals, else what the default's type takes. ``between``:
-    the least and the largest value. ``limits``: others as ``pydantic.Field`` takes them.
+    ``between``: the least and the largest value. ``limits``: others as ``pydantic.Field`` takes
+    them.
     """
-    metavar = metavar or unit.upper() or _METAVARS.get(type(default), "")
-    marks = Marks(metavar=metavar, unit=unit, live=live, advanced=advanced)
-    extra = cast("dict[str, Any]", marks)
+    extra = cast("dict[str, Any]", Marks(metavar=metavar, live=live, advanced=advanced))
     if between is not None:
         limits["ge"], limits["le"] = between
     return Field(default=default, description=help_text, json_schema_extra=extra, **limits)
@@ -82,6 +86,17 @@ def marks_of(field: FieldInfo) -> Marks:
     return cast("Marks", field.json_schema_extra)
 
 
+def unit_of(name: str) -> str:
+    """The unit of a setting, by the end of its name; empty: none."""
+    return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "")
+
+
+def metavar_of(name: str, field: FieldInfo) -> str:
+    """The placeholder of a setting's value: as declared, a time's unit, or the default's type."""
+    time = unit_of(name).upper() if unit_of(name) in ("s", "ms") else ""
+    return marks_of(field)["metavar"] or time or _METAVARS.get(type(field.default), "")
+
+
 def range_of(field: FieldInfo) -> tuple[float, float] | None:
     """The least and the largest value of a setting; None: its declaration has no such limits."""
     limits = {type(limit).__name__: limit for limit in field.metadata}
@@ -94,3 +109,15 @@ def checked(read: Callable[[T], U], value: T) -> U:
         return read(value)
     except ConfigError as error:
         raise ValueError(str(error)) from None
+
+
+def read_by(read: Callable[[Any], object]) -> AfterValidator:
+    """Refuse each text that ``read`` refuses with a ConfigError."""
+
+    def check(value: T) -> T:
+        for text in value if isinstance(value, tuple) else (value,):
+            if text is not None:
+                checked(read, text)
+        return value
+
+    return AfterValidator(check)

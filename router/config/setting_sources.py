@@ -9,21 +9,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
-from pydantic_settings import EnvSettingsSource
 
 from router.access.key_files import KEYS_VARIABLE
 from router.config.balancing_settings import REPLACED
 from router.config.given_files import read_toml
-from router.config.serve_settings import PREFIX, SETTINGS, ServeSettings
+from router.config.serve_settings import SETTINGS, ServeSettings
 from router.config.setting import range_of
 from router.config.worker_notation import complaint, unknown
 from router.core.errors import ConfigError
 
+PREFIX = "EVENSTEP_"
 CONFIG_VARIABLE = "EVENSTEP_CONFIG"
 
 # Variables that are no settings: the command line's and deploy/engine's. Keys are never printed.
@@ -35,13 +34,6 @@ _OTHER_VARIABLES = {
 # Kubernetes sets such variables in every pod for a service named evenstep, even EVENSTEP_PORT.
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
-
-
-class _Environment(EnvSettingsSource):
-    """Environment variables as text: workers are not JSON here."""
-
-    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
-        return value
 
 
 class _Source(NamedTuple):
@@ -112,7 +104,8 @@ def _explain(error: ErrorDetails, sources: Iterable[_Source]) -> str:
     return f"{setting} = {error['input']!r} {complaint(error)}{where}{allowed}"
 
 
-def _from_environment() -> dict[str, object]:
+def _from_environment() -> dict[str, str]:
+    """Texts by setting; an empty variable is none."""
     ours = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
     links = {
         name
@@ -125,8 +118,8 @@ def _from_environment() -> dict[str, object]:
             raise ConfigError(replaced(old, name))
         if name not in known | links:
             raise ConfigError(unknown("environment variable", name, known))
-    values = _Environment(ServeSettings)()
-    return {name: v for name, v in values.items() if PREFIX + name.upper() not in links}
+    given = {name.upper(): v for name, v in os.environ.items() if v and name not in links}
+    return {name: given[v] for name in SETTINGS if (v := PREFIX + name.upper()) in given}
 
 
 def _check_names(values: Iterable[str], where: str) -> None:

@@ -8,8 +8,8 @@ import pytest
 from docs import generate
 from docs.generate import COMMAND, FOLDER, main, stale
 from router.cli import COMMANDS
-from router.config.serve_settings import PREFIX, ServeSettings
-from router.config.setting_sources import flag_name
+from router.config.serve_settings import ServeSettings
+from router.config.setting_sources import PREFIX, flag_name
 from tests.support.metric_names import own_metrics
 
 

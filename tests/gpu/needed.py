@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 NEEDED = ("httpx", "msgspec", "numpy", "zmq")
 OF_A_ROUTER = (
-    *("fastapi", "httptools", "prometheus_client", "pydantic_settings", "rich", "typer"),
+    *("fastapi", "httptools", "prometheus_client", "pydantic", "rich", "typer"),
     *("uvicorn", "uvloop"),
 )
 

@@ -4,7 +4,7 @@ import ssl
 from pathlib import Path
 
 from router.config.serve_settings import SETTINGS, ServeSettings
-from router.config.setting import IF_GIVEN, marks_of
+from router.config.setting import IF_GIVEN, marks_of, metavar_of, unit_of
 from router.serve.router import Router
 
 MARKS = {name: marks_of(field) for name, field in SETTINGS.items()}
@@ -44,7 +44,7 @@ def test_some_settings_take_another_start() -> None:
 
 def test_every_setting_has_a_placeholder_and_the_unit_of_its_name() -> None:
     endings = {"_per_s": "per s", "_ms": "ms", "_s": "s", "_bytes": "bytes", "_tokens": "tokens"}
-    for name, marks in MARKS.items():
-        assert marks["metavar"]
+    for name, field in SETTINGS.items():
+        assert metavar_of(name, field)
         of_name = next((unit for ending, unit in endings.items() if name.endswith(ending)), None)
-        assert of_name in (None, marks["unit"])
+        assert of_name in (None, unit_of(name))
