@@ -11,14 +11,14 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.routing import Route
 
-from router.api.front import KeyGuard, add_error_handlers
+from router.api.front import add_error_handlers
 from router.api.openapi import add_description
 from router.api.shared_routes import Render, add_instance, add_metrics
 from router.core.state import lockstep
 from router.core.state.group import Group
 from router.core.state.worker_status import WorkerStatus, status_of
 from router.core.types import StateSource
-from router.proxy.asgi_client import Identified, read_body, serve
+from router.proxy.asgi_client import read_body, serve
 from router.proxy.beside_pool import Aside, add_aside
 from router.proxy.context import ServingContext
 from router.proxy.endpoints import ENDPOINTS, relay_of
@@ -50,9 +50,6 @@ def create_app(
         lifespan=lambda _: running(),
         redirect_slashes=False,
     )
-    if context.door is not None:
-        app.add_middleware(KeyGuard, door=context.door)
-    app.add_middleware(Identified)
     add_generation(app, context)
     aside = add_aside(app, context)
     _add_information(app, context, aside)

@@ -1,8 +1,6 @@
-"""The clients' port outside its routes: shutdown, log lines, keys, and errors as answers."""
+"""The clients' port outside its routes: shutdown, log lines, names, keys, and errors as answers."""
 
 import asyncio
-from collections.abc import Awaitable
-from dataclasses import dataclass, replace
 from typing import cast
 
 from fastapi import FastAPI
@@ -19,78 +17,65 @@ from router.http.refusal import error_body
 from router.proxy.answers import Answer, error_answer, header, send_answer
 from router.proxy.client_request import HEADER, head_of
 from router.proxy.endpoints import dialect_of
-from router.proxy.request_log import RequestLine, RequestLog
+from router.proxy.request_log import RequestLog
 
 # Operators need these until the end.
 _OPEN_TO_THE_END = frozenset({"/health", "/ready", "/metrics"})
 
 
 class Front:
-    """Outermost ASGI application."""
+    """Outermost ASGI application; without a door no key is needed."""
 
-    def __init__(self, app: ASGIApp, lifecycle: Lifecycle, requests: RequestLog) -> None:
+    def __init__(
+        self, app: ASGIApp, lifecycle: Lifecycle, requests: RequestLog, door: Door | None
+    ) -> None:
         self._app = app
         self._lifecycle = lifecycle
         self._requests = requests
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        line = self._requests.begin(scope)
-        noting = _Noting(send, line)
-        try:
-            if self._lifecycle.closed and scope["path"] not in _OPEN_TO_THE_END:
-                await _turn_away(scope, noting)
-            else:
-                await self._app(scope, receive, noting)
-        except asyncio.CancelledError:  # the server's shutdown timeout is over
-            if line.status is None:
-                await _turn_away(scope, noting)
-        finally:
-            self._requests.end(scope)
-
-
-@dataclass(slots=True)
-class _Noting:
-    _send: Send
-    _line: RequestLine
-
-    def __call__(self, message: Message) -> Awaitable[None]:
-        if self._line.status is None:
-            request_id = header(message["headers"], HEADER).decode("latin-1")
-            self._line.begun(message["status"], request_id or None)
-        return self._send(message)
-
-
-async def _turn_away(scope: Scope, send: Send) -> None:
-    answer = error_answer(NotLeadingError("the router is ending; retry"))
-    answer = dialect_of(scope["path"]).error(answer)
-    named = (*answer.headers, head_of(scope).header)
-    await send_answer(send, replace(answer, headers=named))
-
-
-class KeyGuard:
-    """ASGI middleware that checks API keys."""
-
-    def __init__(self, app: ASGIApp, door: Door) -> None:
-        self._app = app
         self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        line, head = self._requests.begin(scope), head_of(scope)
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                line.status, line.request_id = message["status"], head.name
+                if not header(message["headers"], HEADER):
+                    message = {**message, "headers": [*message["headers"], head.header]}
+            await send(message)
+
         try:
-            key = self._door.enter(scope)
+            if self._lifecycle.closed and scope["path"] not in _OPEN_TO_THE_END:
+                raise _ending()
+            await self._enter(scope, receive, named)
         except EvenstepError as error:
-            answer = dialect_of(scope["path"]).error(error_answer(error))
-            await send_answer(send, answer)
+            await _refuse(scope, named, error)
+        except asyncio.CancelledError:  # the server's shutdown timeout is over
+            if line.status is None:
+                await _refuse(scope, named, _ending())
+        finally:
+            self._requests.end(scope)
+
+    async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._door is None:
+            await self._app(scope, receive, send)
             return
+        key = self._door.enter(scope)
         try:
             await self._app(scope, receive, send)
         finally:
             self._door.leave(key)
+
+
+def _ending() -> NotLeadingError:
+    return NotLeadingError("the router is ending; retry")
+
+
+async def _refuse(scope: Scope, send: Send, error: EvenstepError) -> None:
+    await send_answer(send, dialect_of(scope["path"]).error(error_answer(error)))
 
 
 _KINDS = {

@@ -4,10 +4,9 @@ from collections.abc import Iterable
 from io import BytesIO
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from router.proxy.answers import Answer, Header, framed
-from router.proxy.client_request import head_of
 from router.proxy.context import Serves, Source
 
 # Bytes queued for the client before the source is paused.
@@ -106,23 +105,3 @@ async def cancelled(task: asyncio.Task[None]) -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
-
-
-class Identified:
-    """Gives every answer its request's name."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        head = head_of(scope)
-
-        async def named(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], head.header]}
-            await send(message)
-
-        await self._app(scope, receive, named)

@@ -95,10 +95,6 @@ class RequestLine:
                 self.pool_s = (self.pool_s or 0.0) + spent_s
         self._since_s, self._at_engine = now_s, at_engine
 
-    def begun(self, status: int, request_id: str | None) -> None:
-        self.status = status
-        self.request_id = request_id
-
 
 class RequestLog:
     """Writes the lines; a watcher of the cluster."""

@@ -38,7 +38,7 @@ def _timed() -> float:
         follow(scope, request, "model", request.id)
         requests.dispatched(request)
         requests.first_byte(request, 0.0)
-        line.begun(200, request.id)
+        line.status, line.request_id = 200, request.id
         line.worker, line.outcome, line.output_tokens = "127.0.0.1:8001#0", "completed", 20
         requests.end(scope)
     return time.process_time() - began_s

@@ -26,7 +26,7 @@ REQUEST = b"GET /answer HTTP/1.1\r\nhost: router\r\n\r\n"
 async def serving(
     app: ASGIApp, lifecycle: Lifecycle
 ) -> AsyncIterator[tuple[MainServer, socket.socket, asyncio.Task[None]]]:
-    front = Front(app, lifecycle, RequestLog(time.monotonic))
+    front = Front(app, lifecycle, RequestLog(time.monotonic), None)
     config = server_config(front, HttpLimits(), lifespan="off")
     with listen("127.0.0.1", 0, "--port") as listener:
         server = MainServer(config, lifecycle)

@@ -253,7 +253,7 @@ async def _listening(
     """The application behind the protocol of ``evenstep serve``, or ``pick``."""
     requests = picks.requests
     hot = HotPath(context, requests, picks.others) if plane is DataPlane.SPLICE else None
-    app = Front(create_app(context), context.lifecycle, requests)
+    app = Front(create_app(context), context.lifecycle, requests, context.door)
     config = server_config(app, limits, hot=hot, lifespan="off")
 
     def protocol() -> asyncio.Protocol:
