@@ -9,7 +9,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from router.config.discover_notation import Discover
 from router.config.given_files import read_toml
@@ -28,37 +28,30 @@ _DEFAULT_PORT = 8000
 Set = Sequence[WorkerSpec]
 
 
-class Source(Protocol):
-    """What cannot be read changes nothing, and is logged."""
-
-    def sets(self) -> AsyncIterator[Set]: ...
+# What cannot be read changes nothing, and is logged.
+Source = AsyncIterator[Set]
 
 
-class EndpointSlices:
+async def _endpoint_slices(given: Discover, api: Kubernetes) -> Source:
     """The endpoints of a Service but those that terminate; each port is a rank.
 
     A Service of two address families has each endpoint twice; one family counts.
     """
-
-    def __init__(self, given: Discover, api: Kubernetes) -> None:
-        self._given, self._api = given, api
-
-    async def sets(self) -> AsyncIterator[Set]:
-        namespace, service = self._given.where
-        path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
-        selector = f"kubernetes.io/service-name={service}"
-        async for slices in self._api.follow(path, labelSelector=selector):
-            family = min((one.get("addressType", "") for one in slices), default="")
-            yield _all(
-                lambda place: self._given.workers(*place),
-                {
-                    (each["addresses"][0], tuple(sorted(_ports(one))))
-                    for one in slices
-                    if one.get("addressType", "") == family
-                    for each in one.get("endpoints") or ()
-                    if not (each.get("conditions") or {}).get("terminating")
-                },
-            )
+    namespace, service = given.where
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+    selector = f"kubernetes.io/service-name={service}"
+    async for slices in api.follow(path, labelSelector=selector):
+        family = min((one.get("addressType", "") for one in slices), default="")
+        yield _all(
+            lambda place: given.workers(*place),
+            {
+                (each["addresses"][0], tuple(sorted(_ports(one))))
+                for one in slices
+                if one.get("addressType", "") == family
+                for each in one.get("endpoints") or ()
+                if not (each.get("conditions") or {}).get("terminating")
+            },
+        )
 
 
 def _ports(slice_: Object) -> Iterator[int]:
@@ -66,90 +59,78 @@ def _ports(slice_: Object) -> Iterator[int]:
     return (port["port"] for port in slice_.get("ports") or () if port.get("port"))
 
 
-class LeaderWorkerSet:
+async def _leader_worker_set(given: Discover, api: Kubernetes) -> Source:
     """The pods of a LeaderWorkerSet: each of its groups is one, and its workers have its ranks."""
+    namespace, name = given.where
 
-    def __init__(self, given: Discover, api: Kubernetes) -> None:
-        self._given, self._api = given, api
-
-    async def sets(self) -> AsyncIterator[Set]:
-        namespace, name = self._given.where
-        path = f"/api/v1/namespaces/{namespace}/pods"
-        async for pods in self._api.follow(path, labelSelector=f"{_LWS}/name={name}"):
-            yield _all(self._workers, filter(_serves, pods))
-
-    def _workers(self, pod: Object) -> Set:
+    def workers(pod: Object) -> Set:
         labels = pod["metadata"]["labels"]
-        group = f"{self._given.where[1]}-{labels[f'{_LWS}/group-index']}"
-        place = int(labels[f"{_LWS}/worker-index"])
-        ip = pod["status"]["podIP"]
-        return self._given.workers(ip, [_DEFAULT_PORT], first_rank=place, group=group)
+        group, rank = f"{name}-{labels[f'{_LWS}/group-index']}", int(labels[f"{_LWS}/worker-index"])
+        return given.workers(pod["status"]["podIP"], [_DEFAULT_PORT], first_rank=rank, group=group)
+
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    async for pods in api.follow(path, labelSelector=f"{_LWS}/name={name}"):
+        yield _all(workers, filter(_serves, pods))
 
 
-class WatchedFile:
+def _watched_file(path: Path) -> Source:
     """A TOML or JSON file with ``[[workers]]``, read again when it or its folder changes."""
+    try:
+        from watchfiles import awatch
+    except ImportError:
+        raise ConfigError(
+            "--discover file: needs watchfiles: pip install 'evenstep[discovery]'"
+        ) from None
+    if not path.parent.is_dir():
+        raise ConfigError(f"--discover file:{path}: there is no folder {path.parent}")
 
-    def __init__(self, path: Path) -> None:
-        try:
-            from watchfiles import awatch
-        except ImportError:
-            raise ConfigError(
-                "--discover file: needs watchfiles: pip install 'evenstep[discovery]'"
-            ) from None
-        if not path.parent.is_dir():
-            raise ConfigError(f"--discover file:{path}: there is no folder {path.parent}")
-        self._path = path
-        self._awatch = awatch
-
-    async def sets(self) -> AsyncIterator[Set]:
+    async def sets() -> Source:
         # A file that is replaced is another one, so its folder is watched.
-        watch = self._awatch(self._path.parent, watch_filter=None, debounce=50, recursive=False)
+        watch = awatch(path.parent, watch_filter=None, debounce=50, recursive=False)
         last: Set | None = None
         while True:
             change = asyncio.ensure_future(anext(watch))
             await asyncio.sleep(0)  # it is watched from now on
             try:
-                found = self._read()
+                found = _read(path)
             except (OSError, ValueError, EvenstepError) as error:
-                log.error("%s: %s; its workers stay", self._path, error)  # noqa: TRY400
+                log.error("%s: %s; its workers stay", path, error)  # noqa: TRY400
             else:
                 if found != last:
                     last = found
                     yield found
             await change
 
-    def _read(self) -> Set:
-        text: Any
-        if self._path.suffix == ".toml":
-            text = read_toml(self._path)
-        else:
-            text = json.loads(self._path.read_text(encoding="utf-8"))
-        if not isinstance(text, dict) or not isinstance(text.get("workers"), list):
-            raise ConfigError("there should be a list of workers")
-        return parse_workers(text["workers"])
+    return sets()
 
 
-class Dns:
+def _read(path: Path) -> Set:
+    text: Any
+    if path.suffix == ".toml":
+        text = read_toml(path)
+    else:
+        text = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(text, dict) or not isinstance(text.get("workers"), list):
+        raise ConfigError("there should be a list of workers")
+    return parse_workers(text["workers"])
+
+
+async def dns(given: Discover, interval_s: float = _DNS_INTERVAL_S) -> Source:
     """All addresses of a name, looked up every five seconds."""
-
-    def __init__(self, given: Discover, interval_s: float = _DNS_INTERVAL_S) -> None:
-        self._given, self._interval_s = given, interval_s
-
-    async def sets(self) -> AsyncIterator[Set]:
-        host, port = self._given.where
-        loop, last = asyncio.get_running_loop(), None
-        while True:
-            try:
-                answers = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-            except OSError as error:
-                log.warning("%s: %s; its workers stay", host, error)
-            else:
-                family = min(answer[0] for answer in answers)  # IPv4 before IPv6
-                found = sorted({str(answer[4][0]) for answer in answers if answer[0] == family})
-                if found != last:
-                    last = found
-                    yield _all(lambda ip: self._given.workers(ip, [int(port)]), found)
-            await asyncio.sleep(self._interval_s)
+    host, port = given.where
+    loop, last = asyncio.get_running_loop(), None
+    while True:
+        try:
+            answers = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        except OSError as error:
+            log.warning("%s: %s; its workers stay", host, error)
+        else:
+            family = min(answer[0] for answer in answers)  # IPv4 before IPv6
+            found = sorted({str(answer[4][0]) for answer in answers if answer[0] == family})
+            if found != last:
+                last = found
+                yield _all(lambda ip: given.workers(ip, [int(port)]), found)
+        await asyncio.sleep(interval_s)
 
 
 class Found:
@@ -174,7 +155,7 @@ class Found:
                 tasks.create_task(self._follow(number))
 
     async def _follow(self, number: int) -> None:
-        async for found in self._sources[number].sets():
+        async for found in self._sources[number]:
             before, self._sets[number] = self._sets[number], found
             try:
                 self._change()
@@ -188,13 +169,13 @@ def source_of(given: Discover, api: Callable[[], Kubernetes]) -> Source:
     """ConfigError: a library or a cluster is missing."""
     match given.kind:
         case "endpointslices":
-            return EndpointSlices(given, api())
+            return _endpoint_slices(given, api())
         case "lws":
-            return LeaderWorkerSet(given, api())
+            return _leader_worker_set(given, api())
         case "file":
-            return WatchedFile(Path(given.where[0]))
+            return _watched_file(Path(given.where[0]))
         case _:
-            return Dns(given)
+            return dns(given)
 
 
 def _serves(pod: Object) -> bool:

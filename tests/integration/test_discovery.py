@@ -14,7 +14,7 @@ import pytest
 from router.config.discover_notation import parse_discover
 from router.core.errors import ConfigError
 from router.discovery import sources
-from router.discovery.sources import Dns, Found, source_of
+from router.discovery.sources import Found, dns, source_of
 from router.kubernetes import Kubernetes
 from tests.support.emulated import eventually
 from tests.support.kube_api import KubeApi, serving_kube_api
@@ -195,7 +195,7 @@ async def test_a_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolved)
     fleet = Discovering()
-    async with fleet.following(Dns(parse_discover("dns:engines:8000"), interval_s=0.01)):
+    async with fleet.following(dns(parse_discover("dns:engines:8000"), interval_s=0.01)):
         await eventually(lambda: len(fleet.urls_there) == 2, "both are found")
         await eventually(lambda: fleet.urls_there == {"http://10.0.0.3:8000"}, "the other one")
     assert fleet.found.changes == 2
@@ -209,7 +209,7 @@ async def test_of_two_address_families_one_counts(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolved)
     fleet = Discovering()
-    async with fleet.following(Dns(parse_discover("dns:engines:8000"), interval_s=0.01)):
+    async with fleet.following(dns(parse_discover("dns:engines:8000"), interval_s=0.01)):
         await eventually(lambda: fleet.urls_there == {"http://10.0.0.1:8000"}, "one family")
     fleet = Discovering()
     async with serving_kube_api() as (api, url):
@@ -233,12 +233,11 @@ async def test_workers_that_conflict_change_nothing() -> None:
     fleet = Discovering()
     twice = [worker("a"), replace(worker("a"), id="c")]
 
-    class Source:
-        async def sets(self) -> AsyncIterator[sources.Set]:
-            yield [worker("b")]
-            yield twice
-            await asyncio.Event().wait()
+    async def source() -> sources.Source:
+        yield [worker("b")]
+        yield twice
+        await asyncio.Event().wait()
 
-    async with fleet.following(Source()):
+    async with fleet.following(source()):
         await eventually(lambda: fleet.found.changes == 2, "both were told")
         assert fleet.urls_there == {"http://b:1"}
