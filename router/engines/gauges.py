@@ -11,7 +11,7 @@ from router.core.errors import UpstreamError
 from router.core.events import GaugesReceived
 from router.core.state.foreign_load import Gauges
 from router.core.types import WorkerSpec
-from router.engines.polling import PolledEngine, Watches
+from router.engines.polling import PolledEngine, Poller
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +79,10 @@ class GaugeSettings:
     health_timeout_s: float
 
 
-class GaugeReader:
+class GaugeReader(Poller[_Engine]):
     """Polls ``/metrics`` of engines with a worker whose state has no better source (``wanted``)."""
+
+    make = _Engine
 
     def __init__(
         self,
@@ -96,18 +98,7 @@ class GaugeReader:
         self._wanted = wanted
         self._clock = clock
         self.settings = settings
-        self._watches = Watches(_Engine, self._watch, "gauges", settings.health_timeout_s)
-        for spec in specs:
-            self.join(spec)
-
-    def join(self, spec: WorkerSpec) -> None:
-        self._watches.join(spec)
-
-    def leave(self, worker_id: str) -> None:
-        self._watches.leave(worker_id)
-
-    async def run(self) -> None:
-        await self._watches.run()
+        super().__init__(specs, settings.health_timeout_s)
 
     async def _watch(self, engine: _Engine) -> None:
         while True:
@@ -123,7 +114,7 @@ class GaugeReader:
         ranks: Mapping[int, Gauges] = {}
         reason = "they do not tell vllm:num_requests_running"
         try:
-            ranks = read_gauges((await self._watches.ask(engine.url, "/metrics")).decode())
+            ranks = read_gauges((await self._ask(engine.url, "/metrics")).decode())
         except (UpstreamError, ValueError) as error:
             reason = str(error)
         if not ranks:

@@ -11,7 +11,7 @@ import msgspec
 from router.core.errors import DescriptorsError, UnknownPathError, UpstreamError
 from router.core.events import WorkerDown, WorkerUp
 from router.core.types import ASLEEP, PAUSED, Card, WorkerSpec
-from router.engines.polling import PolledEngine, Watches
+from router.engines.polling import PolledEngine, Poller
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class HealthSettings:
     health_failures: int
 
 
-class HealthMonitor:
+class HealthMonitor(Poller[_Engine]):
     """Polls every engine's ``/health``; ranks behind one URL are one engine.
 
     A worker is down until its engine's first answer, and while that is asleep or paused. Each check
@@ -79,6 +79,8 @@ class HealthMonitor:
         on_silent: called for each failed check from ``health_failures`` on, after ``WorkerDown``.
         settings: the check's timeout is fixed at the start.
     """
+
+    make = _Engine
 
     def __init__(
         self,
@@ -97,13 +99,12 @@ class HealthMonitor:
         self._on_models = on_models
         self._on_silent = on_silent
         self.settings = settings
-        self._watches = Watches(_Engine, self._watch, "health", settings.health_timeout_s, key)
-        for spec in specs:
-            self.join(spec)
+        super().__init__(specs, settings.health_timeout_s, key)
 
     def join(self, spec: WorkerSpec) -> None:
         """The state of a known engine is reported at once."""
-        engine = self._watches.join(spec)
+        super().join(spec)
+        engine = self._of[spec.id]
         if engine.cards is not None:
             self._on_models(spec.id, engine.cards)
         if engine.up:
@@ -111,17 +112,11 @@ class HealthMonitor:
         elif engine.failures or engine.down_reason in (ASLEEP, PAUSED):
             self._apply(WorkerDown(spec.id, engine.down_reason))
 
-    def leave(self, worker_id: str) -> None:
-        self._watches.leave(worker_id)
-
     def emulated(self, worker_id: str) -> bool:
-        return self._watches.of[worker_id].emulated
-
-    async def run(self) -> None:
-        await self._watches.run()
+        return self._of[worker_id].emulated
 
     async def first_checks(self) -> None:
-        for engine in list(self._watches.engines.values()):
+        for engine in list(self._engines.values()):
             await engine.known.wait()
 
     def probe_now(self, worker_id: str, reason: str) -> None:
@@ -130,7 +125,7 @@ class HealthMonitor:
         Attempts under way go on: one failure proves no more. The delay doubles, up to the interval,
         until a regular check succeeds.
         """
-        engine = self._watches.of.get(worker_id)  # None: it has left
+        engine = self._of.get(worker_id)  # None: it has left
         if engine is None or not engine.up:
             return
         self._take_down(engine, reason)
@@ -161,7 +156,7 @@ class HealthMonitor:
         self.checks += 1
         failure: UpstreamError | None = None
         try:
-            await self._watches.ask(engine.url, "/health")
+            await self._ask(engine.url, "/health")
         except DescriptorsError:
             return  # not the engine's fault
         except UpstreamError as error:
@@ -218,7 +213,7 @@ class HealthMonitor:
                 engine.unknown[path] = checks - 1
                 continue
             try:
-                if _says_so(await self._watches.ask(engine.url, path), path[1:]):
+                if _says_so(await self._ask(engine.url, path), path[1:]):
                     return reason
             except UnknownPathError:
                 engine.unknown[path] = _RARELY
@@ -229,7 +224,7 @@ class HealthMonitor:
 
     async def _learn_models(self, engine: _Engine) -> None:
         try:
-            cards = _model_cards(await self._watches.ask(engine.url, "/v1/models"))
+            cards = _model_cards(await self._ask(engine.url, "/v1/models"))
         except UpstreamError as error:
             cards = str(error)
         before, engine.silence = engine.silence, cards if isinstance(cards, str) else None

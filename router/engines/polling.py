@@ -1,6 +1,6 @@
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -23,62 +23,59 @@ class PolledEngine:
 E = TypeVar("E", bound=PolledEngine)
 
 
-class Watches(Generic[E]):
+class Poller(Generic[E]):
     """Polls engines over HTTP, each in its own task until its last worker has left.
 
-    ``make``: an engine of a URL. ``watch``: endless coroutine for one. ``what``: subject, for the
-    tasks' names. Engines are known by URL, and by the ids of their workers (``of``).
+    Engines are known by URL, and by the ids of their workers (``_of``). ``make``: one of a URL.
     """
 
+    make: Callable[[str], E]
+
     def __init__(
-        self,
-        make: Callable[[str], E],
-        watch: Callable[[E], Coroutine[None, None, None]],
-        what: str,
-        timeout_s: float,
-        key: str | None = None,
+        self, specs: Iterable[WorkerSpec], timeout_s: float, key: str | None = None
     ) -> None:
-        self.engines: dict[str, E] = {}
-        self.of: dict[str, E] = {}
-        self._make = make
-        self._watch = watch
-        self._what = what
+        self._engines: dict[str, E] = {}
+        self._of: dict[str, E] = {}
         self._timeout_s = timeout_s
         self._client = HttpClient(timeout_s, key)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._start: Callable[[str, E], None] = lambda url, engine: None
+        for spec in specs:
+            self.join(spec)
+
+    async def _watch(self, engine: E) -> None:
+        """Poll it for ever."""
+        raise NotImplementedError
 
     async def run(self) -> None:
         async with contextlib.aclosing(self._client), asyncio.TaskGroup() as tasks:
 
             def start(url: str, engine: E) -> None:
-                self._tasks[url] = tasks.create_task(
-                    self._watch(engine), name=f"{self._what} {url}"
-                )
+                name = f"{type(self).__name__} {url}"
+                self._tasks[url] = tasks.create_task(self._watch(engine), name=name)
 
             self._start = start
-            for url, engine in self.engines.items():
+            for url, engine in self._engines.items():
                 start(url, engine)
             await asyncio.Event().wait()
 
-    def join(self, spec: WorkerSpec) -> E:
-        engine = self.engines.get(spec.url)
+    def join(self, spec: WorkerSpec) -> None:
+        engine = self._engines.get(spec.url)
         if engine is None:
-            engine = self.engines[spec.url] = self._make(spec.url)
+            engine = self._engines[spec.url] = self.make(spec.url)
             self._start(spec.url, engine)
         engine.workers.append(spec)
-        self.of[spec.id] = engine
-        return engine
+        self._of[spec.id] = engine
 
     def leave(self, worker_id: str) -> None:
-        engine = self.of.pop(worker_id)
+        engine = self._of.pop(worker_id)
         engine.workers = [spec for spec in engine.workers if spec.id != worker_id]
         if not engine.workers:
-            del self.engines[engine.url]
+            del self._engines[engine.url]
             if (task := self._tasks.pop(engine.url, None)) is not None:
                 task.cancel()
 
-    async def ask(self, url: str, path: str) -> bytes:
+    async def _ask(self, url: str, path: str) -> bytes:
         """An engine's answer; UpstreamError: none in time, no success, or an unknown path."""
         try:
             async with time_limit(self._timeout_s):

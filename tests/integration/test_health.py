@@ -217,7 +217,7 @@ async def test_an_engine_that_is_gone_before_it_says_its_models_has_not_failed_y
     async with watched.running():
         assert await watched.next() == WorkerUp("w")
         assert watched.models.empty()
-        (state,) = watched.monitor._watches.engines.values()
+        (state,) = watched.monitor._engines.values()
         assert state.failures == 0
 
 
