@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from router.api.front import add_error_handlers
 from router.api.openapi import add_description
-from router.api.shared_routes import Render, add_instance, add_metrics
+from router.api.shared_routes import add_instance, add_metrics
 from router.core.state import lockstep
 from router.core.state.group import Group
 from router.core.state.worker_status import WorkerStatus, status_of
@@ -26,18 +26,13 @@ from router.replicas.leading import Leading, shown
 
 
 class AppContext(ServingContext, Protocol):
-    """Dependencies of the routes.
+    """Dependencies of the routes."""
 
-    Attributes:
-        metrics: renderer of the Prometheus text.
-        problem: reason why a worker's snapshots are ignored, None if they count.
-    """
+    async def metrics(self) -> bytes:
+        """The Prometheus text."""
 
-    @property
-    def metrics(self) -> Render: ...
-
-    @property
-    def problem(self) -> Callable[[str], str | None]: ...
+    def problem(self, worker_id: str, /) -> str | None:
+        """Why a worker's snapshots are ignored; None if they count."""
 
 
 def create_app(

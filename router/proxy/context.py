@@ -89,20 +89,10 @@ class RelayContext:
 class ServingContext(Protocol):
     """What serving a request takes; without a door all clients may enter."""
 
-    @property
-    def models(self) -> ModelTable: ...
+    models: ModelTable
+    dispatcher: Dispatcher
+    relay: RelayContext
+    lifecycle: Lifecycle
+    door: Door | None
 
-    @property
-    def dispatcher(self) -> Dispatcher: ...
-
-    @property
-    def relay(self) -> RelayContext: ...
-
-    @property
-    def clock(self) -> Clock: ...
-
-    @property
-    def lifecycle(self) -> Lifecycle: ...
-
-    @property
-    def door(self) -> Door | None: ...
+    def clock(self) -> float: ...

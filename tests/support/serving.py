@@ -126,7 +126,7 @@ class Router:
             assert (worker.free_slots, worker.load_tokens) == (worker.slots, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Context:
     """The dependencies of the routes, without metrics and snapshots."""
 
