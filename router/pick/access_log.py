@@ -10,10 +10,6 @@ from router.core.worker_specs import authority
 from router.pick.pick import Told
 from router.pick.picks import Picks
 
-METHOD = "envoy.service.accesslog.v3.AccessLogService", "StreamAccessLogs"
-Message = als_pb2.StreamAccessLogsMessage
-Answer = als_pb2.StreamAccessLogsResponse
-
 _LEFT = ("downstream_connection_termination", "downstream_remote_reset")
 _BROKEN = {
     "upstream_connection_failure": "no connection to it",
@@ -33,7 +29,9 @@ class AccessLog:
     def __init__(self, picks: Picks) -> None:
         self._picks = picks
 
-    async def stream(self, messages: AsyncIterator[Any], _: Any) -> Any:
+    async def StreamAccessLogs(  # noqa: N802 - as gRPC has it
+        self, messages: AsyncIterator[Any], _: Any
+    ) -> Any:
         self._picks.logs += 1
         try:
             async for message in messages:
@@ -41,7 +39,7 @@ class AccessLog:
                     self._take(entry)
         finally:
             self._picks.logs -= 1
-        return Answer()
+        return als_pb2.StreamAccessLogsResponse()
 
     def _take(self, entry: Any) -> None:
         pick = self._picks.known(entry.request.request_id)

@@ -35,8 +35,7 @@ from router.proxy.event_stream import EventStream
 log = logging.getLogger(__name__)
 
 NAME = "envoy.service.ext_proc.v3.ExternalProcessor"
-METHOD = NAME, "Process"
-Message, Answered = pb.ProcessingRequest, pb.ProcessingResponse
+Answered = pb.ProcessingResponse
 
 _DUPLEX, _BUFFERED = ProcessingMode.FULL_DUPLEX_STREAMED, ProcessingMode.BUFFERED
 _NAMESPACE, _HINT = "envoy.lb", "envoy.lb.subset_hint"
@@ -55,7 +54,9 @@ class ExternalProcessor:
         self._tasks = tasks
         self._bounds = most_wait_s, most_bytes
 
-    async def process(self, messages: AsyncIterator[Any], _: Any) -> AsyncIterator[Any]:
+    async def Process(  # noqa: N802 - as gRPC has it
+        self, messages: AsyncIterator[Any], _: Any
+    ) -> AsyncIterator[Any]:
         """One request; an error of it is an immediate answer."""
         stream, task = _Stream(self._picks, *self._bounds), asyncio.current_task()
         self._tasks.add(task)

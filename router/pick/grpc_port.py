@@ -5,16 +5,21 @@ from collections.abc import MutableSet
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2
+from envoy.service.accesslog.v3.als_pb2_grpc import add_AccessLogServiceServicer_to_server
+from envoy.service.ext_proc.v3.external_processor_pb2_grpc import (
+    add_ExternalProcessorServicer_to_server,
+)
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from router.pick import access_log, ext_proc
+from router.pick.access_log import AccessLog
+from router.pick.ext_proc import NAME, ExternalProcessor
 from router.pick.picks import Picks
 
 log = logging.getLogger(__name__)
 
 _HEALTH = "grpc.health.v1.Health"
 _LIVENESS = "liveness"
-_SERVICES = frozenset({"", "readiness", ext_proc.NAME})
+_SERVICES = frozenset({"", "readiness", NAME})
 
 
 class GrpcPort:
@@ -40,14 +45,21 @@ class GrpcPort:
         self._picks = picks
         self._address = address
         self._certificate = certificate
-        self._processor = ext_proc.ExternalProcessor(picks, tasks, most_wait_s, most_bytes)
+        self._processor = ExternalProcessor(picks, tasks, most_wait_s, most_bytes)
         # A message may hold a whole body, one that is refused too, or an answer's.
         self._longest = ("grpc.max_receive_message_length", 2 * most_bytes + 2**20)
-        self._log = access_log.AccessLog(picks)
+        self._log = AccessLog(picks)
 
     async def run(self) -> None:
         server = grpc.aio.server(options=(("grpc.so_reuseport", 0), self._longest))
-        server.add_generic_rpc_handlers(self._handlers())
+        add_ExternalProcessorServicer_to_server(self._processor, server)
+        add_AccessLogServiceServicer_to_server(self._log, server)
+        # Not by the generated function: a call that is not served would be an error in the log.
+        check = grpc.unary_unary_rpc_method_handler(
+            self._check, HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
+        )
+        health = grpc.method_handlers_generic_handler(_HEALTH, {"Check": check})
+        server.add_generic_rpc_handlers((health,))
         if self._certificate is None:
             server.add_insecure_port(self._address)
         else:
@@ -61,36 +73,10 @@ class GrpcPort:
         finally:
             await server.stop(None)
 
-    def _handlers(self) -> Any:
-        processing = grpc.stream_stream_rpc_method_handler(
-            self._processor.process,
-            ext_proc.Message.FromString,
-            ext_proc.Answered.SerializeToString,
-        )
-        logging_ = grpc.stream_unary_rpc_method_handler(
-            self._log.stream,
-            access_log.Message.FromString,
-            access_log.Answer.SerializeToString,
-        )
-        checking = grpc.unary_unary_rpc_method_handler(
-            self._check,
-            health_pb2.HealthCheckRequest.FromString,
-            health_pb2.HealthCheckResponse.SerializeToString,
-        )
-        methods = (
-            (*ext_proc.METHOD, processing),
-            (*access_log.METHOD, logging_),
-            (_HEALTH, "Check", checking),
-        )
-        return [
-            grpc.method_handlers_generic_handler(service, {method: handler})
-            for service, method, handler in methods
-        ]
-
     async def _check(self, asked: Any, context: Any) -> Any:
         """SERVING or not; a router that does not decide is not asked."""
         if asked.service not in (_LIVENESS, *_SERVICES):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {asked.service!r}")
         well = asked.service == _LIVENESS or self._picks.ready
-        states = health_pb2.HealthCheckResponse
-        return states(status=states.SERVING if well else states.NOT_SERVING)
+        state = HealthCheckResponse.SERVING if well else HealthCheckResponse.NOT_SERVING
+        return HealthCheckResponse(status=state)

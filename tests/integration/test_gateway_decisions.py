@@ -172,7 +172,7 @@ class OverGrpc(Side):
             yield rest
 
         processor = ExternalProcessor(self.router.picks, set(), 60.0, 10**6)
-        async for answer in processor.process(messages(), None):
+        async for answer in processor.Process(messages(), None):
             assert answer.WhichOneof("response") != "immediate_response", answer
 
 
