@@ -1,6 +1,7 @@
 """The dispatcher: events of proxy and engines come in, assignments of requests go out.
 
-The proxy's requests use ``interface.DispatchPort`` alone.
+The proxy's requests use ``interface.DispatchPort``, those with separate prefill and decode workers
+also what is here for them.
 """
 
 import asyncio
@@ -191,9 +192,13 @@ class Dispatcher:
         self._shared.incoming.read()
         return self.cluster.energy_j(request.id)
 
-    # Requests with separate prefill and decode workers.
+    # Requests with separate prefill and decode workers; most of these queue them again.
 
     def send_past(self, request: Request) -> Again | None:
+        """Let a decode worker compute a newcomer's prompt, if that is sooner; None, without effect.
+
+        It leaves at once, under its own id.
+        """
         stage = self.queues.get(request.group)
         if not isinstance(stage, PrefillQueue) or stage.decode.waiters:
             return None
@@ -211,12 +216,17 @@ class Dispatcher:
         return past, stage.decode.send(past, worker_id)
 
     def turned_away(self, request: Request, worker_id: str) -> Again | None:
+        """Ask another prefill worker; None, without effect, if all refuse or no retry is left."""
         stage = self._stage(request.group)
         return self.give_back(request) if stage.refuse(worker_id) else None
 
     def hand_off(
         self, request: Request, prompt_tokens: int, kept_s: float | None, *, lost: bool = False
     ) -> Again:
+        """Ask a decode worker, once the prompt is computed.
+
+        ``kept_s``: lease on the KV, if any; ``lost``: no worker can fetch the KV.
+        """
         stage, now = self._stage(request.group), self._clock()
         stage.observe_service(request.id, now)
         stage.stats.outcomes[Outcome.COMPLETED] += 1
@@ -237,6 +247,7 @@ class Dispatcher:
         return ready, stage.decode.wait(ready, now)
 
     def prefill_again(self, request: Request, *failed_by: str) -> Again:
+        """Ask a prefill worker again: the KV is gone."""
         queue = self.queues[request.group]
         stage = queue.prefills
         assert stage is not None
@@ -256,6 +267,7 @@ class Dispatcher:
         return whole, waiter
 
     def keeps(self, request: Request) -> bool:
+        """Whether a prefill worker still keeps the KV."""
         return self.cluster.keeps(request.id)
 
     def _stage(self, name: str) -> PrefillQueue:

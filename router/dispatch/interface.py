@@ -2,7 +2,7 @@ import asyncio
 from collections.abc import Set
 from typing import Protocol
 
-from router.core.events import AnswerEvent, Fetched, Progressed, PromptCounted
+from router.core.events import AnswerEvent, Progressed, PromptCounted
 from router.core.stats import TokenStats
 from router.core.targets import Verdict
 from router.core.types import Outcome, Request, WorkerSpec
@@ -14,7 +14,7 @@ Again = tuple[Request, Waiter]
 
 
 class DispatchPort(Protocol):
-    """The dispatcher, as the proxy sees it."""
+    """The dispatcher, as requests see it that one worker serves."""
 
     def submit(self, request: Request) -> Waiter:
         """Queue a request; it gets a worker, or a NoWorker-, QueueTimeout- or DisplacedError.
@@ -44,34 +44,3 @@ class DispatchPort(Protocol):
         """Count whether a request met its targets, at the group that served it."""
 
     def energy_j(self, request: Request) -> float | None: ...
-
-
-class SplitPort(DispatchPort, Protocol):
-    """For requests with separate prefill and decode workers; each method queues them again."""
-
-    def apply(self, event: AnswerEvent | Progressed | PromptCounted | Fetched) -> None: ...
-
-    def send_past(self, request: Request) -> Again | None:
-        """Let a decode worker compute a newcomer's prompt, if that is sooner; None, without effect.
-
-        It leaves at once, under its own id.
-        """
-
-    def turned_away(self, request: Request, worker_id: str) -> Again | None:
-        """Ask another prefill worker; None, without effect, if all refuse or no retry is left."""
-
-    def hand_off(
-        self, request: Request, prompt_tokens: int, kept_s: float | None, *, lost: bool = False
-    ) -> Again:
-        """Ask a decode worker, once the prompt is computed.
-
-        ``kept_s``: lease on the KV, if any; ``lost``: no worker can fetch the KV.
-        """
-
-    def prefill_again(self, request: Request, *failed_by: str) -> Again:
-        """Ask a prefill worker again: the KV is gone."""
-
-    def serve_whole(self, request: Request) -> Again: ...
-
-    def keeps(self, request: Request) -> bool:
-        """Whether a prefill worker still keeps the KV."""

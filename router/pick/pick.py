@@ -26,7 +26,7 @@ from router.core.targets import Verdict
 from router.core.types import Outcome, Request, WorkerSpec
 from router.core.worker_specs import authority
 from router.proxy.answers import Answer, Header, headers_up
-from router.proxy.attempts import Bound, judge_answer, judge_failure
+from router.proxy.attempts import Bound
 from router.proxy.client_request import ClientRequest
 from router.proxy.context import Client, RelayContext
 from router.proxy.request_log import RequestLine
@@ -221,8 +221,7 @@ class Pick:
         now_s, good = context.clock(), told.status < 400
         self._first_s = now_s - (told.first_s or 0.0)
         if not (good or told.broken):
-            attempt = self.request.id
-            judge_answer(context.port, worker_id, attempt, told.status, b"", now_s, suspect=False)
+            context.judge_answer(self.request, worker_id, told.status)
         context.port.began(self.request, worker_id, self._first_s, good=good)
 
     def counted(self, tokens: tuple[int, int] | None, streamed: int = 0) -> None:
@@ -254,10 +253,7 @@ class Pick:
 
     def broke(self, error: UpstreamError) -> None:
         """Its engine did not finish."""
-        context, worker_id = self._context, self.worker.id
-        judge_failure(
-            context.port, context.trouble, worker_id, self.request.id, error, context.clock()
-        )
+        self._context.judge_failure(self.request, self.worker.id, error)
 
     def _find(self, address: str) -> None:
         """Count it at the engine that answered, if the gateway has tried others."""

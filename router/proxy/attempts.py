@@ -1,23 +1,14 @@
-"""Attempts at workers: their time limits, and what their results mean for the worker."""
+"""Attempts at workers, and their time limits."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable
-from http import HTTPStatus
 from types import TracebackType
 
-from router.core.errors import (
-    AnsweredError,
-    DescriptorsError,
-    RecalledError,
-    UpstreamError,
-    UpstreamTimeoutError,
-)
-from router.core.events import Failed, Refused, RestRequested
-from router.core.queue.retry import Deadlines, faults, rest_s
-from router.dispatch.interface import DispatchPort
+from router.core.errors import RecalledError, UpstreamTimeoutError
+from router.core.queue.retry import Deadlines
 from router.engines.http_client import Response
 
 # Number of checks within the time for which a stream may be silent.
@@ -148,42 +139,3 @@ class Attempts:
                 attempt.recall(reason)
             elif streams:
                 attempt.response.break_off(RecalledError(reason))
-
-
-def judge_answer(
-    port: DispatchPort,
-    worker_id: str,
-    attempt: str,
-    status: int,
-    retry_after: bytes,
-    now_s: float,
-    *,
-    suspect: bool,
-) -> None:
-    """Report an answer; ``status`` may be that of an error inside it.
-
-    A client's mistakes (4xx) and a busy worker (429, 408) are not faults. ``attempt``: the
-    request's id at the worker. ``suspect``: another worker failed it too.
-    """
-    if status >= HTTPStatus.BAD_REQUEST:
-        port.apply(Refused(attempt, worker_id))
-    if faults(status):
-        port.apply(Failed(attempt, worker_id, now_s, suspect))
-    if seconds := rest_s(status, retry_after):
-        port.apply(RestRequested(worker_id, now_s, seconds))
-
-
-def judge_failure(
-    port: DispatchPort,
-    trouble: Callable[[str, str], None],
-    worker_id: str,
-    attempt: str,
-    error: UpstreamError,
-    now_s: float,
-) -> None:
-    """Report a missing or incomplete answer, unless the router caused the error."""
-    if isinstance(error, RecalledError | AnsweredError | DescriptorsError):
-        return
-    port.apply(Failed(attempt, worker_id, now_s))
-    if not isinstance(error, UpstreamTimeoutError):
-        trouble(worker_id, str(error))

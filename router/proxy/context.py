@@ -2,12 +2,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
 
 from router.access.door import Door
 from router.core.clock import Clock
-from router.core.queue.retry import Deadlines
+from router.core.errors import (
+    AnsweredError,
+    DescriptorsError,
+    RecalledError,
+    UpstreamError,
+    UpstreamTimeoutError,
+)
+from router.core.events import Failed, Refused, RestRequested
+from router.core.queue.retry import Deadlines, faults, rest_s
+from router.core.types import Request
 from router.dispatch.interface import DispatchPort
 from router.engines.http_client import HttpClient
 from router.http.port import Lifecycle
@@ -84,6 +94,29 @@ class RelayContext:
         if line is not None and line.pool_s is not None:
             headers.append((b"x-evenstep-pool-wait-s", b"%.6f" % line.pool_s))
         return headers
+
+    def judge_answer(
+        self, request: Request, worker_id: str, status: int, retry_after: bytes = b""
+    ) -> None:
+        """Report a worker's answer; ``status`` may be that of an error inside it.
+
+        A client's mistakes (4xx) and a busy worker (429, 408) are not faults.
+        """
+        now_s, suspect = self.clock(), bool(request.avoid)  # another worker has failed it, too
+        if status >= HTTPStatus.BAD_REQUEST:
+            self.port.apply(Refused(request.id, worker_id))
+        if faults(status):
+            self.port.apply(Failed(request.id, worker_id, now_s, suspect))
+        if seconds := rest_s(status, retry_after):
+            self.port.apply(RestRequested(worker_id, now_s, seconds))
+
+    def judge_failure(self, request: Request, worker_id: str, error: UpstreamError) -> None:
+        """Report a missing or incomplete answer, unless the router caused the error."""
+        if isinstance(error, RecalledError | AnsweredError | DescriptorsError):
+            return
+        self.port.apply(Failed(request.id, worker_id, self.clock()))
+        if not isinstance(error, UpstreamTimeoutError):
+            self.trouble(worker_id, str(error))
 
 
 class ServingContext(Protocol):

@@ -18,7 +18,7 @@ import msgspec
 
 from router.core.errors import UpstreamError
 from router.core.types import WorkerSpec
-from router.dispatch.interface import SplitPort
+from router.dispatch.dispatcher import Dispatcher
 from router.engines.http_client import HttpClient
 from router.proxy.json_fields import body_of, fields_of
 
@@ -156,7 +156,7 @@ class Bootstraps:
 class KvTransfer:
     """Transfer of prompts' KV from prefill to decode workers."""
 
-    port: SplitPort
+    port: Dispatcher
     kept_s: float | None  # lease on KV handed over by address; None: KV is found by content
     bootstraps: Bootstraps  # locations that engines do not report
     warned: set[str] = field(default_factory=set)  # workers whose missing locations are logged

@@ -9,7 +9,6 @@ from router.core.stats import TokenStats
 from router.core.types import Outcome, Request, WorkerSpec
 from router.dispatch.interface import Waiter
 from router.proxy.answers import Answer, header, headers_down
-from router.proxy.attempts import judge_answer
 from router.proxy.client_request import ClientRequest
 from router.proxy.context import RelayContext
 from router.proxy.event_stream import EventStream
@@ -117,7 +116,7 @@ class SplitRelay(Relay):
             try:
                 answer = await self._compute(worker)
             except UpstreamError as error:
-                self._judge(worker, error)
+                self._context.judge_failure(self._request, worker.id, error)
                 self._transfer.bootstraps.forget(worker.id)
                 if self._prefills_left <= 0 or not self._may_retry(worker, error):
                     return self._go_whole()
@@ -132,21 +131,18 @@ class SplitRelay(Relay):
 
     def _turned_away(self, answer: Computed | Answer, worker: WorkerSpec) -> Waiter | None:
         """Queue for another prefill worker if this one refused; None: use the answer."""
-        port, request, now_s = self._context.port, self._request, self._context.clock()
+        context, request = self._context, self._request
         if isinstance(answer, Computed):
-            port.apply(Succeeded(request.id, worker.id, now_s))
+            context.port.apply(Succeeded(request.id, worker.id, context.clock()))
             return None
         retry_after = header(answer.headers, b"retry-after")
-        suspect = bool(request.avoid)
-        judge_answer(
-            port, worker.id, request.id, answer.status, retry_after, now_s, suspect=suspect
-        )
+        context.judge_answer(request, worker.id, answer.status, retry_after)
         again = None
         if self._prefills_left > 0 and may_differ_elsewhere(answer.status):
             if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
                 again = self._transfer.port.turned_away(request, worker.id)
             elif self._may_ask_elsewhere(worker.id):
-                again = port.give_back(request, worker.id)
+                again = context.port.give_back(request, worker.id)
         if again is None:
             return None
         self._note_again(worker, f"status {answer.status}")

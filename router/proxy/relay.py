@@ -41,7 +41,7 @@ from router.proxy.answers import (
     tokens_of,
     told_in_stream,
 )
-from router.proxy.attempts import Attempt, Bound, judge_answer, judge_failure
+from router.proxy.attempts import Attempt, Bound
 from router.proxy.client_request import ClientRequest
 from router.proxy.context import Client, RelayContext
 from router.proxy.event_stream import EventStream, Passing, TokenTimes, check_end, with_comment
@@ -183,7 +183,7 @@ class Relay:
                     finally:
                         response.close()
             except UpstreamError as error:
-                self._judge(worker, error)
+                self._context.judge_failure(self._request, worker.id, error)
                 if self._may_have_failed_by(error):
                     lost[worker.id] = error
                 if self._attempts_left <= 0 or not self._may_retry(worker, error):
@@ -259,7 +259,7 @@ class Relay:
                 raise
             self._count()
             if not stream.done:
-                self._judge(worker, error)
+                self._context.judge_failure(self._request, worker.id, error)
                 self._error = error
                 self._end(Outcome.FAILED)
                 # Tokens cannot be taken back, so the stream ends with an error event.
@@ -339,12 +339,6 @@ class Relay:
         energy_j = self._context.port.energy_j(self._request)
         return b"unknown" if energy_j is None else b"%.3f" % energy_j
 
-    def _judge(self, worker: WorkerSpec, error: UpstreamError) -> None:
-        context = self._context
-        judge_failure(
-            context.port, context.trouble, worker.id, self._request.id, error, context.clock()
-        )
-
     def _look_at_first(self, events: bytes) -> None:
         # A stream may begin with an error despite status 200.
         self._failed = FAILED.search(events) is not None
@@ -357,10 +351,7 @@ class Relay:
     def _look_at_status(self, status: int, retry_after: bytes = b"") -> None:
         """Report an answer's status to the dispatcher; AnsweredError: retry at another worker."""
         self._failed |= status >= HTTPStatus.BAD_REQUEST
-        port, request = self._context.port, self._request
-        suspect = bool(request.avoid)
-        now_s = self._context.clock()
-        judge_answer(port, self._at, request.id, status, retry_after, now_s, suspect=suspect)
+        self._context.judge_answer(self._request, self._at, status, retry_after)
         if self._attempts_left > 0 and self._asks_elsewhere(status):
             raise AnsweredError(f"status {status}")
 
