@@ -6,7 +6,7 @@ also what is here for them.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
@@ -14,9 +14,7 @@ from types import MappingProxyType
 from router.core import events as ev
 from router.core.clock import Clock
 from router.core.errors import NoWorkerError, PolicyError
-from router.core.forecast.look_ahead import LookAhead
 from router.core.policies.baselines import PerRequest
-from router.core.policies.policy_protocol import Policy
 from router.core.policies.prompts import least_prefill
 from router.core.queue.fair_share import FairShare, Weight, equal
 from router.core.queue.pool import Pool
@@ -38,7 +36,7 @@ from router.dispatch.group_queue import (
     PrefillQueue,
     Shared,
 )
-from router.dispatch.interface import Again, Waiter
+from router.dispatch.interface import Again, Deciding, Waiter
 from router.dispatch.lines import Lines
 from router.dispatch.lockstep_log import LockstepLog
 from router.replicas.leading import Leading
@@ -49,28 +47,20 @@ _TICK_S = 0.25
 
 
 class Dispatcher:
-    """Owns cluster, queues and policies, all on one event loop; only they change the cluster.
-
-    Policies and look-aheads are made once per group; ``fallback``: for rounds that the policy
-    failed.
-    """
+    """Owns cluster, queues and policies, all on one event loop; only they change the cluster."""
 
     def __init__(
         self,
         cluster: Cluster,
-        make_policy: Callable[[], Policy],
-        fallback: Callable[[], Policy],
+        deciding: Deciding,
         settings: DispatchSettings,
         clock: Clock,
-        make_look_ahead: Callable[[], LookAhead | None] = lambda: None,
         weight: Weight = equal,
         leading: Leading | None = None,
     ) -> None:
         self.cluster = cluster
         self._clock = clock
-        self._make_policy = make_policy
-        self._fallback = fallback
-        self._make_look_ahead = make_look_ahead
+        self._deciding = deciding
         self._weight = weight
         self._prompt_rule: int | Targets | None = None
         self._lockstep_log = LockstepLog()
@@ -109,13 +99,11 @@ class Dispatcher:
         for queue in self.queues.values():
             queue.configure(settings, before)
 
-    def decide_by(
-        self, make_policy: Callable[[], Policy], make_look_ahead: Callable[[], LookAhead | None]
-    ) -> None:
+    def decide_by(self, deciding: Deciding) -> None:
         """Use another policy from the next round on; the old one's learning is lost."""
-        self._make_policy, self._make_look_ahead = make_policy, make_look_ahead
+        self._deciding = deciding
         for queue in self.queues.values():
-            queue.decide_by(make_policy, make_look_ahead)
+            queue.decide_by(deciding)
 
     def fix_step_time(self, step_time: StepTime | None) -> None:
         if step_time != self.cluster.step_time:
@@ -403,10 +391,10 @@ class Dispatcher:
         decider = Decider(
             group,
             self._make_pool(),
-            self._make_policy() if answers else PerRequest(least_prefill),
-            self._fallback(),
+            self._deciding.policy() if answers else PerRequest(least_prefill),
+            self._deciding.fallback(),
             settings.dispatch if answers else Dispatch.POOL,
-            self._make_look_ahead() if answers else None,
+            self._deciding.look_ahead() if answers else None,
             Overcommit(settings.overcommit),
             fair=FairShare(self._weight),
             on_policy_error=_log_policy_error,

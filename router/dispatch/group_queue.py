@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import ClassVar, Protocol
@@ -19,8 +18,6 @@ from router.core.errors import (
     TargetError,
 )
 from router.core.events import Arrived, Dispatched, Ended, FeedStale
-from router.core.forecast.look_ahead import LookAhead
-from router.core.policies.policy_protocol import Policy
 from router.core.prompt_budget import PromptBudget
 from router.core.queue.retry import RetryBudget
 from router.core.rounds.decider import Decider
@@ -30,7 +27,7 @@ from router.core.state.first_token import expected_s
 from router.core.state.group_budget import GroupBudget
 from router.core.targets import Targets
 from router.core.types import Dispatch, Outcome, Request
-from router.dispatch.interface import Waiter
+from router.dispatch.interface import Deciding, Waiter
 from router.replicas.leading import Leading
 
 log = logging.getLogger(__name__)
@@ -135,10 +132,8 @@ class GroupQueue:
         self.decider.dispatch = settings.dispatch
         self.note_change()
 
-    def decide_by(
-        self, make_policy: Callable[[], Policy], make_look_ahead: Callable[[], LookAhead | None]
-    ) -> None:
-        self.decider.policy, self.decider.look_ahead = make_policy(), make_look_ahead()
+    def decide_by(self, deciding: Deciding) -> None:
+        self.decider.policy, self.decider.look_ahead = deciding.policy(), deciding.look_ahead()
         self.decider.follow()
 
     def bound_prompts_by(self, rule: int | Targets | None) -> None:
@@ -394,9 +389,7 @@ class PrefillQueue(GroupQueue):
     def configure(self, settings: DispatchSettings, before: DispatchSettings) -> None:
         super().configure(replace(settings, dispatch=Dispatch.POOL), before)
 
-    def decide_by(
-        self, make_policy: Callable[[], Policy], make_look_ahead: Callable[[], LookAhead | None]
-    ) -> None:
+    def decide_by(self, deciding: Deciding) -> None:
         """Keep the policy of prefill workers: fewest prompt tokens to compute."""
 
     def bound_prompts_by(self, rule: int | Targets | None) -> None:

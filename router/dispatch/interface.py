@@ -1,8 +1,10 @@
 import asyncio
-from collections.abc import Set
-from typing import Protocol
+from collections.abc import Callable, Set
+from typing import NamedTuple, Protocol
 
 from router.core.events import AnswerEvent, Progressed, PromptCounted
+from router.core.forecast.look_ahead import LookAhead
+from router.core.policies.policy_protocol import Policy
 from router.core.stats import TokenStats
 from router.core.targets import Verdict
 from router.core.types import Outcome, Request, WorkerSpec
@@ -11,6 +13,17 @@ from router.core.types import Outcome, Request, WorkerSpec
 Waiter = asyncio.Future[WorkerSpec]
 # A request that waits again, under a new id.
 Again = tuple[Request, Waiter]
+
+
+class Deciding(NamedTuple):
+    """Makes what decides in a group, once for each; ``fallback``: in rounds that the policy failed.
+
+    Without a look-ahead, loads count as they are.
+    """
+
+    policy: Callable[[], Policy]
+    fallback: Callable[[], Policy]
+    look_ahead: Callable[[], LookAhead | None] = lambda: None
 
 
 class DispatchPort(Protocol):

@@ -3,10 +3,8 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from router.config.live import Part
 from router.config.serve_settings import ServeSettings
@@ -14,11 +12,11 @@ from router.core.forecast.forecast import WorkProfile
 from router.core.forecast.look_ahead import SIGNALS, LookAhead
 from router.core.policies.bfio.calibration import moves_within, must_compile
 from router.core.policies.bfio.solver import DEFAULT_MOVES
-from router.core.policies.policy_protocol import Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.types import DEFAULT_SLOTS
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.group_queue import DispatchSettings
+from router.dispatch.interface import Deciding
 
 log = logging.getLogger(__name__)
 
@@ -43,16 +41,8 @@ class DecidingSettings:
         return LookAhead(signal, profile, self.horizon, self.discount, self.tie_weight)
 
 
-class Deciding(NamedTuple):
-    """Factories of a group's policy, fallback policy and look-ahead."""
-
-    policy: Callable[[], Policy]
-    fallback: Callable[[], Policy]
-    look_ahead: Callable[[], LookAhead | None]
-
-
 def deciding(settings: ServeSettings) -> Deciding:
-    """The factories for the configured policy."""
+    """By the configured policy."""
     choice = settings.of(DecidingSettings)
     moves, decoding = DEFAULT_MOVES, [spec for spec in settings.workers if spec.role != "prefill"]
     if choice.policy == "bfio" and decoding:
@@ -75,8 +65,7 @@ def balancing(settings: ServeSettings, dispatcher: Dispatcher) -> Part:
     def take(settings: ServeSettings) -> None:
         nonlocal in_force
         if settings.of(DecidingSettings) != in_force:
-            chosen = deciding(settings)
-            dispatcher.decide_by(chosen.policy, chosen.look_ahead)
+            dispatcher.decide_by(deciding(settings))
             in_force = settings.of(DecidingSettings)
         dispatcher.fix_step_time(settings.fixed_step_time)
         dispatcher.bound_prompts_by(settings.prompt_rule)

@@ -387,17 +387,8 @@ def make_dispatcher(
     leading: Leading | None = None,
 ) -> Dispatcher:
     """Pools and policies over a cluster; ``weight``: of a key's share."""
-    chosen = deciding(settings)
-    dispatcher = Dispatcher(
-        cluster,
-        chosen.policy,
-        fallback=chosen.fallback,
-        settings=settings.of(DispatchSettings),
-        clock=time.monotonic,
-        make_look_ahead=chosen.look_ahead,
-        weight=weight,
-        leading=leading,
-    )
+    limits = settings.of(DispatchSettings)
+    dispatcher = Dispatcher(cluster, deciding(settings), limits, time.monotonic, weight, leading)
     dispatcher.bound_prompts_by(settings.prompt_rule)
     return dispatcher
 

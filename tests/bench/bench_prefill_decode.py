@@ -224,11 +224,9 @@ class Fleet:
         specs += [WorkerSpec(f"p{rank}", "", role="prefill") for rank in range(PREFILLS)]
         self.dispatcher = (Dispatcher if arm == "bfio" else AllThrough)(
             Cluster(specs, lockstep={GROUP}),
-            chosen.policy,
-            chosen.fallback,
+            chosen,
             replace(settings, snapshot_stale_s=FOREVER_S, queue_timeout_s=FOREVER_S),
             self.loop.time,
-            chosen.look_ahead,
         )
         self._ranks = {spec.id: self._rank(spec, place) for place, spec in enumerate(specs)}
         decode = [self._ranks[spec.id] for spec in specs if spec.role != "prefill"]

@@ -15,6 +15,7 @@ from router.core.policies.baselines import PerRequest
 from router.core.step_time import StepBudget, StepTime
 from router.core.types import Dispatch, Outcome, WorkerSpec
 from router.dispatch.group_queue import DISSOLVED_S
+from router.dispatch.interface import Deciding
 from router.dispatch.membership import BusyError, Fleet, UnknownWorkerError
 from router.dispatch.models import ModelTable
 from router.engines.worker_identity import SharedUrls
@@ -434,7 +435,8 @@ async def test_another_policy_decides_from_the_next_round_on_for_those_who_decod
     rig = Managed({"a": 2, "b": 2})
     rig.add("p", role="prefill")
     prefills = rig.dispatcher.deciders["default/prefill"].policy
-    rig.dispatcher.decide_by(lambda: PerRequest(lambda *_: 1), lambda: None)
+    other = lambda: PerRequest(lambda *_: 1)  # noqa: E731
+    rig.dispatcher.decide_by(Deciding(other, other))
     _, waiter = rig.submit(0)
     await settle()
     assert sent_to(waiter) == "b"

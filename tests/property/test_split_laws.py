@@ -17,6 +17,7 @@ from router.core.state.cluster import Cluster
 from router.core.state.prefill_worker import PrefillWorker
 from router.core.types import Assignment, Dispatch, Outcome, Phase, Request, WorkerSpec, WorkerView
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.interface import Deciding
 from tests.support.core import request, snapshot
 from tests.support.dispatching import dispatch_settings, play
 
@@ -74,8 +75,7 @@ class Story:
             each.chunk_tokens = 200
         self.port = Dispatcher(
             self.cluster,
-            lambda: cast(Policy, policy),
-            lambda: PerRequest(fcfs),
+            Deciding(lambda: cast(Policy, policy), lambda: PerRequest(fcfs)),
             dispatch_settings(pool_size=POOL_LIMIT, queue_timeout_s=1000.0),
             lambda: self.now_s,
         )

@@ -13,6 +13,7 @@ from router.core.state.cluster import Cluster
 from router.core.types import Request, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.group_queue import DispatchSettings
+from router.dispatch.interface import Deciding
 from tests.support.core import request, snapshot
 
 
@@ -35,8 +36,7 @@ class Rig:
         specs = [WorkerSpec(i, f"http://{i}", slots=count or None) for i, count in slots.items()]
         self.dispatcher = Dispatcher(
             Cluster(specs),
-            lambda: policy or PerRequest(fcfs),
-            lambda: PerRequest(fcfs),
+            Deciding(lambda: policy or PerRequest(fcfs), lambda: PerRequest(fcfs)),
             dispatch_settings(**settings),
             lambda: self.now_s,
         )

@@ -12,6 +12,7 @@ from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.state.cluster import Cluster
 from router.core.types import RunningRequest, Snapshot, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.interface import Deciding
 from router.engines.gauges import GaugeReader, GaugeSettings
 from router.engines.health_checks import HealthMonitor, HealthSettings
 from router.engines.kv_event_reader import KvEventReader
@@ -43,8 +44,10 @@ class Bench:
         self.now_s = 100.0
         self.dispatcher = Dispatcher(
             Cluster(specs),
-            lambda: POLICIES["jsq"].make(PolicySettings()),
-            lambda: POLICIES["jsq"].make(PolicySettings()),
+            Deciding(
+                lambda: POLICIES["jsq"].make(PolicySettings()),
+                lambda: POLICIES["jsq"].make(PolicySettings()),
+            ),
             dispatch_settings(),
             lambda: self.now_s,
         )

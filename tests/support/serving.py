@@ -25,6 +25,7 @@ from router.core.state.worker import Worker
 from router.core.stats import GroupStats
 from router.core.types import Outcome, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.interface import Deciding
 from router.dispatch.models import ModelTable
 from router.engines.http_client import HttpClient, Response
 from router.http.listening import server_config
@@ -177,8 +178,7 @@ async def serving(
     cluster = Cluster(specs, breakers=breakers)
     dispatcher = Dispatcher(
         cluster,
-        lambda: PerRequest(fcfs),
-        lambda: PerRequest(fcfs),
+        Deciding(lambda: PerRequest(fcfs), lambda: PerRequest(fcfs)),
         dispatch_settings(**settings),
         time.monotonic,
     )

@@ -17,7 +17,7 @@ from router.core.targets import Targets
 from router.core.types import Outcome, Request, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.group_queue import DISSOLVED_S
-from router.dispatch.interface import Waiter
+from router.dispatch.interface import Deciding, Waiter
 from router.dispatch.models import ModelTable
 from tests.support.core import request, snapshot
 from tests.support.dispatching import dispatch_settings, sent_to, settle
@@ -31,7 +31,7 @@ class Shared:
         self.cluster = Cluster([WorkerSpec(i, "", i, slots=slots) for i in models])
         make = lambda: PerRequest(fcfs)  # noqa: E731
         self.dispatcher = Dispatcher(
-            self.cluster, make, make, dispatch_settings(), lambda: self.now_s
+            self.cluster, Deciding(make, make), dispatch_settings(), lambda: self.now_s
         )
         self.models = ModelTable(self.cluster)
         self.models.on_shared = self.dispatcher.share

@@ -8,13 +8,14 @@ from router.core.policies.baselines import PerRequest, fcfs
 from router.core.prefix.ids import chain, seed
 from router.core.types import Content
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.interface import Deciding
 from tests.support.dispatching import dispatch_settings
 from tests.unit.core.state.test_short_misses import ASKS, STAGE, split
 
 
 def dispatcher() -> Dispatcher:
     make = lambda: PerRequest(fcfs)  # noqa: E731
-    return Dispatcher(split(), make, make, dispatch_settings(), lambda: 1.0)
+    return Dispatcher(split(), Deciding(make, make), dispatch_settings(), lambda: 1.0)
 
 
 def answers(port: Dispatcher) -> list[int]:

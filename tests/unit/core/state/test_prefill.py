@@ -26,6 +26,7 @@ from router.core.state.foreign_load import Gauges
 from router.core.state.prefill_worker import MEMORY_SHARE, PrefillWorker
 from router.core.types import Content, Dispatch, KvGroup, Outcome, Phase, Request, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.interface import Deciding
 from tests.support.core import running, snapshot
 from tests.support.dispatching import dispatch_settings
 
@@ -148,8 +149,7 @@ def test_a_prompt_goes_where_least_is_left_to_compute(others: int, chosen: str) 
     specs.append(WorkerSpec("d", "http://d"))
     dispatcher = Dispatcher(
         Cluster(specs),
-        lambda: PerRequest(fcfs),
-        lambda: PerRequest(fcfs),
+        Deciding(lambda: PerRequest(fcfs), lambda: PerRequest(fcfs)),
         dispatch_settings(),
         float,
     )
