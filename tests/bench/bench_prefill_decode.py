@@ -164,7 +164,7 @@ class AllThrough(Dispatcher):
         """Never."""
 
     def _make_queue(self, group: Group) -> GroupQueue:
-        queue, rule = super()._make_queue(group), self._make_policy()
+        queue, rule = super()._make_queue(group), self._deciding.policy()
         if not rule.solves:
             queue.decider.policy = SeesCaches(rule, group)
         return queue
