@@ -125,10 +125,6 @@ class Streams:
         self._open: set[Stream] = set()
         self._ended = False
 
-    @property
-    def number(self) -> int:
-        return len(self._open)
-
     def open(self, room: int, closed: Callable[[Stream], None] = lambda _: None) -> Stream:
         """More than ``room`` chunks close it; HTTPException: too many are open, or none may be."""
         if self._ended:

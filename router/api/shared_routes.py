@@ -9,10 +9,8 @@ from starlette.exceptions import HTTPException
 from router.core.policies.bfio.instances import to_json
 from router.core.rounds.decider import Decider
 
-Render = Callable[[], Awaitable[bytes]]
 
-
-def add_metrics(app: FastAPI, render: Render) -> None:
+def add_metrics(app: FastAPI, render: Callable[[], Awaitable[bytes]]) -> None:
     """Add ``GET /metrics``."""
 
     @app.get("/metrics")

@@ -212,19 +212,15 @@ class ModelTable:
 
     def route(self, name: str | None) -> Route:
         """Errors as from ``group`` and ``lacking``."""
-        model = name if name is None else self._aliases.get(name, name)
-        name = self._group_of.get(model) if model is not None else None
+        model = self.resolve(name)
         lacks = self.absent.get(model or "", frozenset())
-        if lines := self.divided.get(model or ""):
-            name = self._least_full(lines, lacks)
-        group = self._cluster.groups.get(name or "")
-        if group is None:
-            group = self._cluster.groups[self.group(model)]
+        lines = self.divided.get(model or "")
+        group = self._least_full(lines, lacks) if lines else self._group_of.get(model or "")
+        if group not in self._cluster.groups:
+            group = self.group(model)
         if lacks:
-            check_served(model, lacks, self.askable(group.name))
-        most_slots = self.most_slots(group.name)
-        prefills = self.prefills(group.name, lacks)
-        return Route(model, group.name, lacks, most_slots, prefills)
+            check_served(model, lacks, self.askable(group))
+        return Route(model, group, lacks, self.most_slots(group), self.prefills(group, lacks))
 
     def cached_as(self, name: str | None) -> CachedModel | None:
         """None: its group does not ask for the content of requests, or no group is known."""

@@ -35,9 +35,6 @@ class _Agent:
         self.silent = False
         self.reasons: set[str] = set()
 
-    def close(self) -> None:
-        self.socket.close(linger=0)
-
     def whose(self, message: PowerMessage) -> list[WorkerSpec]:
         if message.worker:
             return [spec for spec in self.specs if spec.id == message.worker]
@@ -82,7 +79,7 @@ class PowerAgents:
         for place, agent in list(self._agents.items()):
             agent.specs = [spec for spec in agent.specs if spec.id != worker_id]
             if not agent.specs:
-                self._agents.pop(place).close()
+                self._agents.pop(place).socket.close(linger=0)
 
     async def run(self) -> None:
         with zmq.Context() as self._context:

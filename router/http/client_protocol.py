@@ -148,7 +148,7 @@ class LimitedProtocol(HttpToolsProtocol):
             message = f"{self._limits.max_connections:,} connections are open already; retry later"
             self._refuse(Refused(503, message, b"retry-after: 1\r\n"))
         else:
-            self._cut()
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._counts.connections -= 1
@@ -185,7 +185,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         # A refused client is not waited for.
         if self._refusal is not None and not any(self._unanswered()):
-            self._cut()
+            self.transport.abort()
         else:
             super().shutdown()
 
@@ -361,9 +361,6 @@ class LimitedProtocol(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _cut(self) -> None:
-        self.transport.abort()
-
     def _await_reader(self, deadline: Deadline) -> None:
         self._unsent = self.transport.get_write_buffer_size()
         deadline.set(self._limits.write_timeout_s)
@@ -376,7 +373,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.get_write_buffer_size() < self._unsent:
             self._await_reader(deadline)
         else:
-            self._cut()
+            self.transport.abort()
 
     def _read_expired(self) -> None:
         if self._refusal is not None or self.transport.is_closing():

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
-from router.access.door import SHOWN_IN
 from router.core.errors import (
     ConfigError,
     EvenstepError,
@@ -29,7 +28,6 @@ from router.proxy.answers import Answer, Header, headers_up
 from router.proxy.attempts import Bound
 from router.proxy.client_request import ClientRequest
 from router.proxy.context import Client, RelayContext
-from router.proxy.request_log import RequestLine
 
 if TYPE_CHECKING:
     from router.pick.picks import Picks
@@ -38,7 +36,7 @@ DESTINATION = b"x-gateway-destination-endpoint"
 _TRACE = (b"traceparent", b"tracestate")
 # Not passed on to engines, unless the router says so; the second is for llm-d's sidecar, which has
 # the prompt computed there.
-_RANK, _PREFILLER = b"x-data-parallel-rank", b"x-prefiller-host-port"
+RANK, PREFILLER = b"x-data-parallel-rank", b"x-prefiller-host-port"
 # Further endpoints that a gateway may try.
 _FALLBACKS = 2
 # Longest life of a request whose end nobody tells, where no timeout is set.
@@ -74,13 +72,6 @@ class PickCounts:
     open: int = 0
     moved: int = 0
     ends: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(By), 0))
-
-
-def removed(headers: Iterable[Header], *, keys: bool) -> list[bytes]:
-    """Headers of a client that engines must not see; ``keys``: whether it shows keys to us."""
-    given = {name for name, _ in headers}
-    names = (*(SHOWN_IN if keys else ()), _RANK, _PREFILLER)
-    return [name for name in names if name not in given]
 
 
 def authorized(headers: Iterable[Header], removed: Iterable[bytes]) -> Answer:
@@ -136,10 +127,6 @@ class Pick:
         self.forsaken: Outcome | None = None
         self._first_s: float | None = None
 
-    @property
-    def line(self) -> RequestLine | None:
-        return self.asked.line
-
     async def serve(self, client: Client) -> None:
         """Tell an HTTP client where its request is to go."""
         headers = await self.place()
@@ -188,7 +175,7 @@ class Pick:
         if (
             prefiller := self._picks.prefiller(self.asked.prefills, self.request.lacks)
         ) is not None:
-            headers.append((_PREFILLER, address_of(prefiller.url).encode()))
+            headers.append((PREFILLER, address_of(prefiller.url).encode()))
         return [directed, *headers, *self._picks.credentials]
 
     def _rank_sent(self, worker: WorkerSpec) -> int | None:
@@ -234,7 +221,7 @@ class Pick:
 
     def end(self, outcome: Outcome) -> None:
         """End it after ``begun``; called once."""
-        line = self.line
+        line = self.asked.line
         self._context.port.end(self.request, outcome)
         if (targets := self.request.targets) is None or outcome is Outcome.ABORTED:
             return

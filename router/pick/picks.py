@@ -15,20 +15,21 @@ from typing import cast
 import msgspec
 from starlette.types import Scope
 
-from router.access.door import Door
+from router.access.door import SHOWN_IN, Door
 from router.core.errors import InvalidRequestError, NotServedError, NoWorkerError, UpstreamError
 from router.core.state.cluster import Cluster
 from router.core.types import Outcome, Sight, WorkerSpec
 from router.dispatch.models import Route
 from router.pick.pick import (
     DESTINATION,
+    PREFILLER,
+    RANK,
     By,
     Pick,
     PickCounts,
     Told,
     address_of,
     authorized,
-    removed,
 )
 from router.proxy.answers import Answer, Header, header
 from router.proxy.beside_pool import PATHS, Aside
@@ -122,7 +123,10 @@ class Picks:
             self._finish(scope, status)
 
     def removed(self, headers: Iterable[Header]) -> list[bytes]:
-        return removed(headers, keys=self.door is not None)
+        """Headers of a client that engines must not see."""
+        given = {name for name, _ in headers}
+        names = (*(() if self.door is None else SHOWN_IN), RANK, PREFILLER)
+        return [name for name in names if name not in given]
 
     async def of(self, scope: Scope, body: bytes) -> Pick | Beside:
         """The pick of a request; errors as from ``relay_of``."""
@@ -161,10 +165,9 @@ class Picks:
             workers = [worker for group in groups for worker in group.workers.values()]
             outside = frozenset(w.spec.id for w in workers if address_of(w.spec.url) not in subset)
         worker = self._aside.choose(groups, outside, models.lacking(model))
-        self._aside.sent(worker)
         headers = [(DESTINATION, address_of(worker.spec.url).encode())]
         if worker.spec.url in self._context.relay.ranked:
-            headers.append((b"x-data-parallel-rank", str(worker.spec.rank).encode()))
+            headers.append((RANK, str(worker.spec.rank).encode()))
         return Beside(self, [*headers, *self.credentials])
 
     def prefiller(self, group: str | None, lacks: frozenset[str]) -> WorkerSpec | None:
@@ -173,7 +176,6 @@ class Picks:
             return None
         with suppress(NoWorkerError):  # then a decode worker computes it
             worker = self._aside.choose([found], frozenset(), lacks)
-            self._aside.sent(worker)
             return worker.spec
         return None
 
@@ -313,7 +315,7 @@ class _AsJson:
         headers = await self._pick.place()
         endpoint = header(headers, DESTINATION).decode().partition(",")[0]
         host, _, port = endpoint.rpartition(":")
-        rank = header(headers, b"x-data-parallel-rank")
+        rank = header(headers, RANK)
         told = {
             "host": host.strip("[]"),
             "port": int(port),

@@ -67,20 +67,18 @@ class Aside:
         def lets_in(worker: Worker) -> bool:  # after an ejection the breaker allows trials only
             return worker.breaker.capacity(1, worker.slots, worker.in_flight + worker.aside) > 0
 
-        return min(
+        chosen = min(
             list(filter(lets_in, taking)) or taking,
             key=lambda worker: (worker.in_flight + worker.aside, self._sent[worker.spec.id]),
         )
-
-    def sent(self, worker: Worker) -> None:
-        self._sent[worker.spec.id] += 1
+        self._sent[chosen.spec.id] += 1
+        return chosen
 
     def begin(self, worker: Worker, attempt: str) -> None:
         self.context.dispatcher.deciders[worker.spec.group].stats.beside += 1
         worker.breaker.sent(attempt)
         worker.aside += 1
         self.in_flight += 1
-        self.sent(worker)
 
     def end(self, worker: Worker, attempt: str) -> None:
         worker.breaker.gone(attempt)

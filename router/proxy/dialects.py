@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
@@ -81,17 +82,15 @@ def _responses_error(message: str, kind: str, code: int, events: int) -> bytes:
     return b"event: error\ndata: " + data + b"\n\n"
 
 
-def _response_stream() -> EventStream:
-    endings = (b"completed", b"incomplete", b"failed")
-    last = tuple(b"event: response." + ending for ending in endings)
-    return NamedEventStream(b".delta", None, last)
-
-
-def _message_stream() -> EventStream:
-    bare = b'"delta":{"type":"signature_delta"'
-    return NamedEventStream(b"block_delta", bare, (b"event: message_stop",))
-
+_ENDINGS = tuple(b"event: response." + how for how in (b"completed", b"incomplete", b"failed"))
+_BARE = b'"delta":{"type":"signature_delta"'
 
 COMPLETIONS = Dialect(EventStream, _completion_error)
-RESPONSES = Dialect(_response_stream, _responses_error, names_response=True)
-MESSAGES = Dialect(_message_stream, _messages_error, typed_errors=True)
+RESPONSES = Dialect(
+    partial(NamedEventStream, b".delta", None, _ENDINGS), _responses_error, names_response=True
+)
+MESSAGES = Dialect(
+    partial(NamedEventStream, b"block_delta", _BARE, (b"event: message_stop",)),
+    _messages_error,
+    typed_errors=True,
+)

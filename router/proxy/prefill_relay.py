@@ -159,7 +159,9 @@ class SplitRelay(Relay):
         hands_params = self._transfer.kept_s is not None
         body = prefill_body(self._asked.body, request.id, hands_params=hands_params)
         with context.attempts.watch(worker.id, self._deadlines):
-            place = await self._place(worker) if hands_params else None
+            place = None
+            if hands_params and worker.kv_bootstrap is not None:
+                place = await self._transfer.bootstraps.params(worker, request.id)
             response = await self._post(worker, body)
             try:
                 answer = await response.read()
@@ -175,11 +177,6 @@ class SplitRelay(Relay):
         if computed.kv_transfer_params is None:
             self._warn(worker)
         return computed
-
-    async def _place(self, worker: WorkerSpec) -> bytes | None:
-        if worker.kv_bootstrap is None:
-            return None
-        return await self._transfer.bootstraps.params(worker, self._request.id)
 
     def _go_on(self, answer: Computed | Answer) -> Waiter | None:
         if isinstance(answer, Computed):

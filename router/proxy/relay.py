@@ -220,9 +220,7 @@ class Relay:
         return waiter
 
     def _body_up(self) -> bytes:
-        asked = self._asked
-        named = asked.dialect.names_response  # by its body; else by a header
-        return asked.dialect.body_up(asked.body, self._request.id) if named else asked.body
+        return self._asked.dialect.body_up(self._asked.body, self._request.id)
 
     def _post(self, worker: WorkerSpec, body: bytes) -> Awaitable[Response]:
         asked, context = self._asked, self._context

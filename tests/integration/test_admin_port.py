@@ -124,7 +124,7 @@ async def test_viewers_share_the_states_and_without_any_none_is_read() -> None:
         async with events(admin) as one, events(admin) as other:
             seen = {await anext(one) for _ in range(5)} & {await anext(other) for _ in range(5)}
             assert seen
-        await until(lambda: not admin.streams.number)
+        await until(lambda: not admin.streams._open)
         before = admin.renders
         async with events(admin) as late:
             assert int((await anext(late)).removeprefix("data: ")) <= before + 2
@@ -149,7 +149,7 @@ async def test_a_viewer_that_does_not_read_is_dropped() -> None:
     viewer = Ticker(lambda: b"state", streams, 0.001).watch()
     await until(lambda: not viewer.open)
 
-    assert streams.number == 0
+    assert not streams._open
     assert [chunk async for chunk in viewer.chunks()] == [b"retry: 1000\n\n", *[STATE] * 4]
 
 
@@ -159,7 +159,7 @@ async def test_a_connection_that_is_not_read_holds_a_few_states_at_most() -> Non
         reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(admin.url).port)
         writer.write(b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await until(lambda: admin.renders > 0)
-        await until(lambda: not admin.streams.number)
+        await until(lambda: not admin.streams._open)
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         writer.close()
 
@@ -184,7 +184,7 @@ async def test_the_end_of_the_server_is_the_end_of_its_streams() -> None:
             streams.append(admin.streams)
             lines = await stack.enter_async_context(events(admin))
             silent = asyncio.create_task(_read_all(admin.url + "/silent"))
-            await until(lambda: admin.streams.number == 2)
+            await until(lambda: len(admin.streams._open) == 2)
         await soon(_drain(lines))
         assert await soon(silent) == b""
 
