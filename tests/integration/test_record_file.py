@@ -138,7 +138,7 @@ async def test_a_reader_that_leaves_costs_nothing_more() -> None:
             assert cluster.watchers
             writer.close()
             await until(lambda: not cluster.watchers)
-            assert not streams.number
+            assert not streams._open
 
 
 async def test_a_slow_reader_costs_no_more_than_its_room_and_is_told_what_it_missed() -> None:
