@@ -43,9 +43,7 @@ class LocalOnly:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-        elif (host := _host(scope)) is None or not is_loopback(host):
+        if (host := _host(scope)) is None or not is_loopback(host):
             named = "no single host name" if host is None else f"the host name {host!r}"
             message = (
                 f"{named} in the request: the admin port answers to localhost and 127.0.0.1 only"

@@ -75,9 +75,6 @@ class KeyedOnly:
         self._form = (WEB / "login.html").read_text(encoding="utf-8")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         send = guarded(send, forms="'self'")
         asked = scope["method"], scope["path"]
         if asked == ("POST", "/login"):
