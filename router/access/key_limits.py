@@ -1,5 +1,5 @@
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from router.access.key_ring import Key, Rate
@@ -35,24 +35,20 @@ class KeyLimits:
         self.unauthorized = 0
         self._under_way: dict[str, int] = {}
         self._allowances: dict[str, _Allowance] = {}
-        self._counts: dict[str, KeyCounts] = {}
-
-    @property
-    def counts(self) -> Mapping[str, KeyCounts]:
-        """By key name; names beyond the first 64 share one entry."""
-        return self._counts
+        # By key name; names beyond the first 64 share one entry.
+        self.counts: dict[str, KeyCounts] = {}
 
     def name(self, keys: Iterable[str]) -> None:
         for key in keys:
-            self._counts.setdefault(self.label(key), KeyCounts())
+            self.counts.setdefault(self.label(key), KeyCounts())
 
     def label(self, key: str) -> str:
-        known = key in self._counts or len(self._counts.keys() - {OTHERS}) < NAMED
+        known = key in self.counts or len(self.counts.keys() - {OTHERS}) < NAMED
         return key if known else OTHERS
 
     def enter(self, key: Key, now_s: float) -> None:
         """Count a new request, or raise KeyLimitError; ``leave`` must follow."""
-        counts = self._counts.setdefault(self.label(key.name), KeyCounts())
+        counts = self.counts.setdefault(self.label(key.name), KeyCounts())
         under_way = self._under_way.get(key.name, 0)
         if key.concurrency is not None and under_way >= key.concurrency:
             counts.limited["concurrency"] += 1
@@ -66,7 +62,7 @@ class KeyLimits:
         self._under_way[key.name] = under_way + 1
 
     def leave(self, key: Key) -> None:
-        self._counts[self.label(key.name)].under_way -= 1
+        self.counts[self.label(key.name)].under_way -= 1
         self._under_way[key.name] -= 1
         if not self._under_way[key.name]:
             del self._under_way[key.name]

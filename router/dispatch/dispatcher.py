@@ -90,10 +90,6 @@ class Dispatcher:
 
     # Settings.
 
-    @property
-    def settings(self) -> DispatchSettings:
-        return self._shared.settings
-
     def configure(self, settings: DispatchSettings) -> None:
         before, self._shared.settings = self._shared.settings, settings
         for queue in self.queues.values():

@@ -411,13 +411,13 @@ async def test_pools_and_dispatch_take_other_settings() -> None:
         rig.submit(2)
     dispatcher = rig.dispatcher
     dispatcher.configure(
-        replace(dispatcher.settings, pool_size=2, queue_timeout_s=5.0, overcommit=3)
+        replace(dispatcher._shared.settings, pool_size=2, queue_timeout_s=5.0, overcommit=3)
     )
     _, second = rig.submit(2)
     await settle()
     assert [sent_to(first), sent_to(second)] == ["a", "a"]
     dispatcher.configure(
-        replace(dispatcher.settings, overcommit=0, retry_budget=0.0, retry_min_per_s=0.0)
+        replace(dispatcher._shared.settings, overcommit=0, retry_budget=0.0, retry_min_per_s=0.0)
     )
     assert not rig.dispatcher.may_ask_elsewhere(request(3), frozenset())
     _, late = rig.submit(3)
@@ -426,7 +426,7 @@ async def test_pools_and_dispatch_take_other_settings() -> None:
     with pytest.raises(QueueTimeoutError, match="within 5 s"):
         await late
     _, waiter = rig.submit(4)
-    dispatcher.configure(replace(dispatcher.settings, dispatch=Dispatch.INSTANT))
+    dispatcher.configure(replace(dispatcher._shared.settings, dispatch=Dispatch.INSTANT))
     await settle()
     assert sent_to(waiter) == "a"
 
