@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.core.errors import EvenstepError
+from router.core.errors import EvenstepError, InvalidRequestError
+from router.dispatch.membership import BusyError, UnknownWorkerError
 from router.http.port import is_loopback
 from router.http.refusal import error_body
 from router.proxy.answers import Answer, send_answer
@@ -100,13 +101,15 @@ def own_pages_only(request: Request) -> None:
 
 @contextmanager
 def audited(request: Request, what: str) -> Iterator[None]:
-    """Log a change with its origin, or the reason for its rejection."""
+    """Log a change with its origin, or the reason for its rejection, which is the answer too."""
     try:
         yield
-    except (EvenstepError, HTTPException) as error:
-        reason = error.detail if isinstance(error, HTTPException) else error
-        log.info("admin (%s): %s: refused: %s", asked_by(request), what, reason)
-        raise
+    except EvenstepError as error:
+        log.info("admin (%s): %s: refused: %s", asked_by(request), what, error)
+        if isinstance(error, UnknownWorkerError | BusyError):
+            status = 404 if isinstance(error, UnknownWorkerError) else 409
+            raise HTTPException(status, str(error)) from None
+        raise InvalidRequestError(str(error)) from None
     log.info("admin (%s): %s", asked_by(request), what)
 
 

@@ -12,7 +12,7 @@ from router.admin.admin_guard import audited, own_pages_only
 from router.admin.status_page import Stream, Streams, streamed
 from router.config.live import Reload
 from router.core.clock import Clock
-from router.core.errors import ConfigError, EvenstepError, InvalidRequestError
+from router.core.errors import ConfigError, InvalidRequestError
 from router.core.state.cluster import Cluster
 from router.core.state.worker_status import status_of
 from router.recording.recorder import ROOM_BYTES, Listener, Recorder
@@ -45,13 +45,10 @@ def add_settings(app: FastAPI, reload: Reload) -> None:
             values = msgspec.json.decode(await request.body(), type=dict[str, Any])
         except ValueError as error:
             raise InvalidRequestError(f"not a JSON object of settings: {error}") from None
-        try:
-            with audited(request, f"change settings {values}"):
-                for name in sorted(values.keys() & _ELSEWHERE):
-                    raise ConfigError(f"{name} cannot be changed here, but where it is read")
-                await reload.change(values)
-        except EvenstepError as error:
-            raise InvalidRequestError(str(error)) from None
+        with audited(request, f"change settings {values}"):
+            for name in sorted(values.keys() & _ELSEWHERE):
+                raise ConfigError(f"{name} cannot be changed here, but where it is read")
+            await reload.change(values)
         return _shown(reload)
 
     app.include_router(routes)

@@ -8,14 +8,13 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
 
 from router.admin.admin_guard import audited, own_pages_only
 from router.config.worker_notation import parse_worker
 from router.core.errors import ConfigError, InvalidRequestError
 from router.core.state.worker_status import status_of
 from router.core.types import WorkerSpec
-from router.dispatch.membership import BusyError, Fleet, Member, UnknownWorkerError
+from router.dispatch.membership import Fleet, Member
 
 _LONGEST_S = 3600.0
 
@@ -36,7 +35,7 @@ def add_workers(app: FastAPI, fleet: Fleet) -> None:
         """One more: a table as in the configuration file, as JSON; or a text as after --worker."""
         spec = _read(await request.body())
         with audited(request, f"add worker {spec.id}"):
-            _do(lambda: fleet.add(spec))
+            fleet.add(spec)
         member = next(each for each in reversed(fleet.members) if each.spec == spec)
         waits = member.state == "joining"
         return JSONResponse(_described(member), status_code=202 if waits else 201)
@@ -52,13 +51,13 @@ def add_workers(app: FastAPI, fleet: Fleet) -> None:
         """Have one go, and those in lockstep with it."""
         how = " by force" if force else ", drained" if drain else ""
         with audited(request, f"remove worker {worker_id}{how}"):
-            going = _do(lambda: fleet.remove(worker_id, drain=drain, force=force))
+            going = fleet.remove(worker_id, drain=drain, force=force)
         return await _concerned(fleet, going, wait_s)
 
     def concern(*, draining: bool) -> Callable[..., Awaitable[JSONResponse]]:
         async def change(request: Request, worker_id: str, wait_s: Wait = 0.0) -> JSONResponse:
             with audited(request, f"{'drain' if draining else 'undrain'} worker {worker_id}"):
-                concerned = _do(lambda: fleet.drain(worker_id, draining=draining))
+                concerned = fleet.drain(worker_id, draining=draining)
             return await _concerned(fleet, concerned, wait_s if draining else 0.0)
 
         return change
@@ -77,25 +76,16 @@ async def _concerned(fleet: Fleet, worker_ids: Sequence[str], wait_s: float) -> 
     return JSONResponse({**_shown(left), "removed": gone}, status_code=200 if done else 202)
 
 
-def _do(change: Callable[[], Any]) -> Any:
-    """Map a change's errors to HTTP errors."""
-    try:
-        return change()
-    except UnknownWorkerError as error:
-        raise HTTPException(404, str(error)) from None
-    except BusyError as error:
-        raise HTTPException(409, str(error)) from None
-    except ConfigError as error:
-        raise InvalidRequestError(str(error)) from None
-
-
 def _read(body: bytes) -> WorkerSpec:
     text = body.strip()
     try:
-        entry = msgspec.json.decode(text) if text[:1] in (b"{", b'"') else text.decode()
+        return parse_worker(
+            msgspec.json.decode(text) if text[:1] in (b"{", b'"') else text.decode()
+        )
+    except ConfigError as error:
+        raise InvalidRequestError(str(error)) from None
     except ValueError as error:  # includes msgspec's and Unicode's errors
         raise InvalidRequestError(f"neither JSON nor a text: {error}") from None
-    return _do(lambda: parse_worker(entry))  # type: ignore[no-any-return]
 
 
 def _shown(members: Sequence[Member]) -> dict[str, Any]:
