@@ -169,8 +169,7 @@ class Router:
         self.tasks: set[asyncio.Task[None]] = set()  # those of open requests
         self._show()
         # Application of the clients' port; its lifespan is ``running``.
-        app = create_app(self, self.running)
-        self.app = Front(app, self.lifecycle, self.requests, self.door)
+        self.app = Front(create_app(self, self.running), self.lifecycle, self.requests, self.door)
         # Takes requests over ahead of the application.
         self.hot = self._hot_path(settings.data_plane)
 
