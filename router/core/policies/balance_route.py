@@ -37,20 +37,13 @@ from router.core.types import Assignment, Request, WorkerView
 # Total of free slots up to which subsets are chosen; above it, single requests.
 SUBSET_SLOTS = 7
 
+# As in the authors' release: gain per admitted token, loss per token above a margin, and the weight
+# of a look-ahead step relative to the one before.
+_ALPHA, _BETA, _DISCOUNT = 1.0, 43.0, 0.86
+
 
 class BalanceRoute(Policy):
-    """Assigns by F; the defaults are those of the authors' release.
-
-    Args:
-        alpha: gain per admitted token.
-        beta: loss per token above a margin; above alpha.
-        discount: d, weight of a look-ahead step relative to the one before.
-    """
-
-    def __init__(self, alpha: float = 1.0, beta: float = 43.0, discount: float = 0.86) -> None:
-        self._alpha = alpha
-        self._beta = beta
-        self._discount = discount
+    """Assigns by F."""
 
     def assign(
         self,
@@ -69,7 +62,7 @@ class BalanceRoute(Policy):
         else:
             work = outlook.work.copy()
             sizes = [round(size) for size in outlook.request_work(waiting)[:, 0]]
-        loads = _Loads(work, self._alpha, self._beta, self._discount)
+        loads = _Loads(work, _ALPHA, _BETA, _DISCOUNT)
         _place_wide(room, loads, waiting, sizes)
         narrow = [index for index, request in enumerate(waiting) if request.slots == 1]
         requests = [waiting[index] for index in narrow]
@@ -194,7 +187,7 @@ class _Filling:
         best: list[int] = []
         highest = 0.0
         for count in range(min(self._free[worker], len(self._shelf)), 0, -1):
-            chosen = self._shelf.subsets(count, limit)[0]
+            chosen = self._shelf.subset(count, limit)
             total = self._shelf.total(chosen)
             value = self._loads.value(margins, total)
             if value > highest:

@@ -16,20 +16,43 @@ Without ``room`` no worker has a limit. Other keys are ignored, and may hold not
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence, Sized
+from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, Meta, UnsetType
 
 from router.core.errors import InputError
-from router.core.forecast.forecast import Floats, Ints
+from router.core.forecast.forecast import Floats
 from router.core.policies.bfio.solver import UNLIMITED, Instance, Memory
 
-FORMAT = "evenstep-instance"
-VERSION = 1
-_CAPACITY_LIMIT = 2**31
-_LIMIT = 1e12  # of any other number, so that sums and squares are finite
+T = TypeVar("T", bound=Sized)
+
+_LIMIT = 10**12  # so that sums and squares are finite
+_Number = Annotated[float, Meta(ge=-_LIMIT, le=_LIMIT)]
+_Weight = Annotated[float, Meta(ge=0, le=_LIMIT)]
+_Row = Annotated[list[_Number], Meta(min_length=1)]
+_Slots = Annotated[int, Meta(ge=-(2**31), le=2**31)]
+_Room = Annotated[int, Meta(ge=0, le=UNLIMITED)]
+_Need = Annotated[int, Meta(ge=0, le=_LIMIT)]
+
+
+class _Written(msgspec.Struct):
+    """An instance as above."""
+
+    loads: Annotated[list[_Row], Meta(min_length=1)]
+    candidates: list[_Number | list[_Number]]
+    capacity: list[_Slots]
+    growth: _Number = 0.0
+    weights: list[_Weight] | UnsetType = UNSET
+    discount: _Weight | UnsetType = UNSET
+    tie_weight: _Weight = 0.0
+    room: list[_Room | None] | UnsetType = UNSET
+    need: list[_Need] = []
+    idle: list[int] = []
+    format: Literal["evenstep-instance"] = "evenstep-instance"
+    version: Literal[1] = 1
 
 
 def to_json(instance: Instance) -> dict[str, Any]:
@@ -43,8 +66,8 @@ def to_json(instance: Instance) -> dict[str, Any]:
             "idle": np.flatnonzero(instance.memory.idle).tolist(),
         }
     return {
-        "format": FORMAT,
-        "version": VERSION,
+        "format": "evenstep-instance",
+        "version": 1,
         "loads": [_short(row) for row in instance.loads],
         "candidates": [_candidate(row, growth) for row in instance.candidates],
         "growth": _short([growth])[0],
@@ -61,19 +84,25 @@ def from_json(data: object) -> Instance:
     Raises:
         InputError: a key is missing or a value is invalid; the message names it.
     """
-    if not isinstance(data, Mapping):
-        raise InputError(f"an instance is a JSON object, not {_shown(data)}")
-    _check_format(data)
-    loads = _rows(_list(data, "loads"), "loads")
-    steps = loads.shape[1]
-    candidates = _candidates(_list(data, "candidates"), _number(data, "growth"), steps)
+    try:
+        written = msgspec.convert(data, _Written)
+    except msgspec.ValidationError as error:
+        raise InputError(f"not an instance: {error}") from error
+    workers, steps = len(written.loads), len(written.loads[0])
+    rows = [_as_long(f"loads[{at}]", row, steps) for at, row in enumerate(written.loads)]
+    candidates = np.empty((len(written.candidates), steps))
+    for at, one in enumerate(written.candidates):
+        if isinstance(one, list):
+            candidates[at] = _as_long(f"candidates[{at}]", one, steps)
+        else:
+            candidates[at] = _line(one, written.growth, steps)
     return Instance(
-        loads=loads,
+        loads=np.array(rows),
         candidates=candidates,
-        capacity=_capacity(_list(data, "capacity"), len(loads)),
-        weights=_weights(data, steps),
-        tie_weight=_at_least_0(_number(data, "tie_weight"), "tie_weight"),
-        memory=_memory(data, len(loads), len(candidates)) if "room" in data else None,
+        capacity=np.array(_as_long("capacity", written.capacity, workers), dtype=np.int64),
+        weights=_weights(written, steps),
+        tie_weight=written.tie_weight,
+        memory=None if written.room is UNSET else _memory(written, written.room),
     )
 
 
@@ -98,121 +127,32 @@ def _short(values: Floats | Sequence[float]) -> list[float]:
     return [int(value) if float(value).is_integer() else float(value) for value in values]
 
 
-def _check_format(data: Mapping[str, Any]) -> None:
-    given = data.get("format", FORMAT), data.get("version", VERSION)
-    if given != (FORMAT, VERSION):
-        raise InputError(
-            f"format {_shown(given[0])} in version {_shown(given[1])} is none that is read here: "
-            f"{FORMAT} in version {VERSION}"
-        )
+def _as_long(place: str, values: T, length: int) -> T:
+    if len(values) != length:
+        raise InputError(f"{place} should have {length} entries, and has {len(values)}")
+    return values
 
 
-def _list(data: Mapping[str, Any], key: str) -> list[Any]:
-    if key not in data:
-        raise InputError(f"{key} is missing")
-    if not isinstance(data[key], list):
-        raise InputError(f"{key} is a list, not {_shown(data[key])}")
-    return list(data[key])
-
-
-def _number(data: Mapping[str, Any], key: str) -> float:
-    return _finite(data.get(key, 0.0), key)
-
-
-def _finite(value: object, place: str) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if math.isfinite(number):
-            return _within_limit(number, place)
-    raise InputError(f"{place} is a finite number, not {_shown(value)}")
-
-
-def _within_limit(number: float, place: str) -> float:
-    if abs(number) > _LIMIT:
-        raise InputError(f"{place} is between {-_LIMIT:g} and {_LIMIT:g}, not {number:g}")
-    return number
-
-
-def _at_least_0(number: float, place: str) -> float:
-    if number < 0:
-        raise InputError(f"{place} is at least 0, not {number:g}")
-    return number
-
-
-def _row(values: object, place: str, steps: int) -> list[float]:
-    if not isinstance(values, list) or len(values) != steps:
-        raise InputError(f"{place} has a number for each of {steps} steps, not {_shown(values)}")
-    return [_finite(value, f"{place}[{step}]") for step, value in enumerate(values)]
-
-
-def _rows(values: list[Any], key: str) -> Floats:
-    if not values or not isinstance(values[0], list) or not values[0]:
-        raise InputError(f"{key} has a row for each worker, and each row a number for each step")
-    rows = [_row(row, f"{key}[{at}]", len(values[0])) for at, row in enumerate(values)]
-    return np.array(rows, dtype=np.float64)
-
-
-def _candidates(values: list[Any], growth: float, steps: int) -> Floats:
-    rows = np.empty((len(values), steps))
-    for at, value in enumerate(values):
-        place = f"candidates[{at}]"
-        if isinstance(value, list):
-            rows[at] = _row(value, place, steps)
-        else:
-            rows[at] = _line(_finite(value, place), growth, steps)
-    return rows
-
-
-def _capacity(values: list[Any], workers: int) -> Ints:
-    return _whole(values, "capacity", workers, "workers", "requests", _CAPACITY_LIMIT)
-
-
-def _whole(
-    values: list[Any], key: str, count: int, of: str, unit: str, limit: int, least: int = -(2**53)
-) -> Ints:
-    if len(values) != count:
-        raise InputError(f"{key} has {len(values)} entries, one for each of {count} {of}")
-    for at, value in enumerate(values):
-        if type(value) is not int or abs(value) > limit or value < least:
-            raise InputError(f"{key}[{at}] is a whole number of {unit}, not {_shown(value)}")
-    return np.array(values, dtype=np.int64)
-
-
-def _memory(data: Mapping[str, Any], workers: int, candidates: int) -> Memory:
-    limit, unit = int(_LIMIT), "units, at least 0"
-    rooms = [UNLIMITED if room is None else room for room in _list(data, "room")]
-    idle = data.get("idle", [])
-    if not isinstance(idle, list) or not all(
-        type(worker) is int and 0 <= worker < workers for worker in idle
-    ):
-        raise InputError(f"idle is a list of workers, by number from 0, not {_shown(idle)}")
-    return Memory(
-        room=_whole(rooms, "room", workers, "workers", unit, UNLIMITED, 0),
-        need=_whole(_list(data, "need"), "need", candidates, "candidates", unit, limit, 0),
-        idle=np.isin(np.arange(workers), idle),
-    )
-
-
-def _weights(data: Mapping[str, Any], steps: int) -> Floats:
-    if ("weights" in data) == ("discount" in data):
+def _weights(written: _Written, steps: int) -> Floats:
+    if written.weights is not UNSET and written.discount is UNSET:
+        return np.array(_as_long("weights", written.weights, steps))
+    if written.weights is not UNSET or written.discount is UNSET:
         raise InputError("give either weights, one for each step, or a discount")
-    if "discount" in data:
-        discount = _at_least_0(_finite(data["discount"], "discount"), "discount")
-        return _powers(discount, steps)
-    numbers = _row(data["weights"], "weights", steps)
-    return np.array([_at_least_0(weight, f"weights[{h}]") for h, weight in enumerate(numbers)])
-
-
-def _powers(discount: float, steps: int) -> Floats:
     with np.errstate(over="ignore"):
-        weights: Floats = discount ** np.arange(steps, dtype=np.float64)
-    _within_limit(float(weights.max()), f"discount {discount:g}: the weight of a step")
+        weights: Floats = written.discount ** np.arange(steps, dtype=np.float64)
+    if weights.max() > _LIMIT:
+        raise InputError(f"discount {written.discount:g}: the weight of a step exceeds {_LIMIT:g}")
     return weights
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+def _memory(written: _Written, rooms: Sequence[int | None]) -> Memory:
+    workers = len(written.loads)
+    if not all(0 <= worker < workers for worker in written.idle):
+        raise InputError(f"idle should list workers by number from 0 to {workers - 1}")
+    units = [UNLIMITED if room is None else room for room in _as_long("room", rooms, workers)]
+    needs = _as_long("need", written.need, len(written.candidates))
+    return Memory(
+        room=np.array(units, dtype=np.int64),
+        need=np.array(needs, dtype=np.int64),
+        idle=np.isin(np.arange(workers), written.idle),
+    )

@@ -55,46 +55,40 @@ class Shelf:
         ends = ((among[below], sizes[below].argmax), (among[~below], sizes[~below].argmin))
         return [int(some[oldest()]) for some, oldest in ends if some.size]
 
-    def subsets(self, count: int, limit: float) -> list[list[int]]:
-        """Subsets of ``count``: largest sum up to the limit, smallest sum above it.
+    def subset(self, count: int, limit: float) -> list[int]:
+        """The subset of ``count`` with the largest sum up to the limit, else the smallest above it.
 
         Long sums are compared in units of 1 / ``MAX_BITS`` of the range.
         """
         if count == 1:
-            return [[candidate] for candidate in self.nearest(limit)]
+            return self.nearest(limit)[:1]
         if sum(self._sizes[-count:]) <= limit:
-            return [self._left[-count:]]
+            return self._left[-count:]
         if sum(self._sizes[:count]) > limit:
-            return [self._left[:count]]
+            return self._left[:count]
         oldest_first = sorted(self._left)
         # Subsets differ by one exchange at a time, so a sum lies within one size of the limit.
         unit = 1 + int(limit + self._sizes[-1]) // MAX_BITS
         scaled = [self._size_of[candidate] // unit for candidate in oldest_first]
-        found = _subset_sums(scaled, count, int(limit // unit))
-        return [[oldest_first[at] for at in positions] for positions in found]
+        return [oldest_first[at] for at in _subset_sum(scaled, count, int(limit // unit))]
 
 
-def _subset_sums(sizes: Sequence[int], count: int, limit: int) -> list[list[int]]:
-    """Positions of ``count`` sizes with the largest sum up to the limit, and the smallest above it.
+def _subset_sum(sizes: Sequence[int], count: int, limit: int) -> list[int]:
+    """Positions of ``count`` sizes with the largest sum up to the limit.
 
     The least sum must not exceed the limit. Bit s of ``reach[j]`` means that j of the sizes so far
     have the sum s. The search ends once the limit is reached.
     """
-    mask = (1 << (limit + max(sizes) + 1)) - 1
+    mask = (1 << (limit + 1)) - 1
     reach = [1] + [0] * count
     history = []
     for size in sizes:
         history.append(reach)
         grown = [(fewer << size) & mask for fewer in reach[:-1]]
         reach = [1, *(old | new for old, new in zip(reach[1:], grown, strict=True))]
-        if reach[count] >> limit & 1:
-            return [_trace_back(sizes, history, count, limit)]
-    low = reach[count] & ((1 << (limit + 1)) - 1)
-    high = reach[count] >> (limit + 1)
-    sums = [low.bit_length() - 1]
-    if high:  # zero only where rounding has lowered all to the limit
-        sums.append(limit + (high & -high).bit_length())
-    return [_trace_back(sizes, history, count, found) for found in sums]
+        if reach[count] >> limit:
+            break
+    return _trace_back(sizes, history, count, reach[count].bit_length() - 1)
 
 
 def _trace_back(

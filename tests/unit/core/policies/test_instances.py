@@ -53,12 +53,12 @@ def test_memory_there_and_back() -> None:
 @pytest.mark.parametrize(
     ("memory", "message"),
     [
-        ({"need": [1]}, "need has 1 entries, one for each of 2 candidates"),
-        ({"room": [1]}, "room has 1 entries, one for each of 2 workers"),
-        ({"room": [1, -1]}, r"room\[1\] is a whole number of units, at least 0, not -1"),
-        ({"need": [1.5, 1]}, r"need\[0\] is a whole number of units, at least 0, not 1.5"),
-        ({"idle": [2]}, r"idle is a list of workers, by number from 0, not \[2\]"),
-        ({"idle": 0}, "idle is a list of workers, by number from 0, not 0"),
+        ({"need": [1]}, "need should have 2 entries, and has 1"),
+        ({"room": [1]}, "room should have 2 entries, and has 1"),
+        ({"room": [1, -1]}, r"Expected `int` >= 0 - at `\$\.room\[1\]`"),
+        ({"need": [1.5, 1]}, r"Expected `int`, got `float` - at `\$\.need\[0\]`"),
+        ({"idle": [2]}, "idle should list workers by number from 0 to 1"),
+        ({"idle": 0}, r"Expected `array`, got `int` - at `\$\.idle`"),
     ],
 )
 def test_memory_that_makes_no_sense(memory: Data, message: str) -> None:
@@ -105,56 +105,48 @@ def test_other_keys_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ([1, 2], "an instance is a JSON object, not [1, 2]"),
-        (plain(format="csv"), "format 'csv' in version 1 is none that is read here"),
-        (plain(version=2), "format 'evenstep-instance' in version 2 is none"),
-        (without("loads"), "loads is missing"),
-        (without("candidates"), "candidates is missing"),
-        (without("capacity"), "capacity is missing"),
+        ([1, 2], "not an instance: Expected `object`, got `array`"),
+        (plain(format="csv"), "at `$.format`"),
+        (plain(version=2), "at `$.version`"),
+        (without("loads"), "required field `loads`"),
+        (without("candidates"), "required field `candidates`"),
+        (without("capacity"), "required field `capacity`"),
         (without("weights"), "give either weights, one for each step, or a discount"),
         (plain(discount=1), "give either weights, one for each step, or a discount"),
-        (plain(loads=3), "loads is a list, not 3"),
-        (plain(loads=[]), "loads has a row for each worker"),
-        (plain(loads=[[], []]), "loads has a row for each worker"),
-        (plain(loads=[1, 2]), "loads has a row for each worker"),
-        (plain(loads=[[1, 2], [3]]), "loads[1] has a number for each of 2 steps, not [3]"),
-        (plain(loads=[[1, 2], 3]), "loads[1] has a number for each of 2 steps, not 3"),
-        (plain(loads=[[1, 2], [3, "x"]]), "loads[1][1] is a finite number, not 'x'"),
-        (plain(loads=[[1, 2], [3, None]]), "loads[1][1] is a finite number, not None"),
-        (plain(candidates=[[1, 2, 3]]), "candidates[0] has a number for each of 2 steps"),
-        (plain(candidates=[1, float("nan")]), "candidates[1] is a finite number, not nan"),
-        (plain(candidates=[1, True]), "candidates[1] is a finite number, not True"),
-        (plain(candidates=[10**400]), "candidates[0] is a finite number, not 1000"),
-        (plain(candidates=[1e308, 2]), "candidates[0] is between -1e+12 and 1e+12, not 1e+308"),
-        (plain(loads=[[1, 2], [3, -1e13]]), "loads[1][1] is between -1e+12 and 1e+12, not -1e+13"),
-        (
-            without("weights") | {"discount": 1e200},
-            "discount is between -1e+12 and 1e+12, not 1e+200",
-        ),
+        (plain(weights=None), "got `null` - at `$.weights`"),
+        (plain(loads=3), "Expected `array`, got `int` - at `$.loads`"),
+        (plain(loads=[]), "Expected `array` of length >= 1 - at `$.loads`"),
+        (plain(loads=[[], []]), "Expected `array` of length >= 1 - at `$.loads[0]`"),
+        (plain(loads=[1, 2]), "Expected `array`, got `int` - at `$.loads[0]`"),
+        (plain(loads=[[1, 2], [3]]), "loads[1] should have 2 entries, and has 1"),
+        (plain(loads=[[1, 2], 3]), "Expected `array`, got `int` - at `$.loads[1]`"),
+        (plain(loads=[[1, 2], [3, "x"]]), "got `str` - at `$.loads[1][1]`"),
+        (plain(loads=[[1, 2], [3, None]]), "got `null` - at `$.loads[1][1]`"),
+        (plain(candidates=[[1, 2, 3]]), "candidates[0] should have 2 entries, and has 3"),
+        (plain(candidates=[1, float("nan")]), "at `$.candidates[1]`"),
+        (plain(candidates=[1, True]), "got `bool` - at `$.candidates[1]`"),
+        (plain(candidates=[10**400]), "out of range - at `$.candidates[0]`"),
+        (plain(candidates=[1e308, 2]), "at `$.candidates[0]`"),
+        (plain(loads=[[1, 2], [3, -1e13]]), "at `$.loads[1][1]`"),
+        (without("weights") | {"discount": 1e200}, "at `$.discount`"),
         (
             without("weights")
             | {"discount": 1e5, "loads": [[1] * 5], "candidates": [], "capacity": [1]},
-            "discount 100000: the weight of a step is between -1e+12 and 1e+12, not 1e+20",
+            "discount 100000: the weight of a step exceeds 1e+12",
         ),
-        (plain(growth="fast"), "growth is a finite number, not 'fast'"),
-        (plain(capacity=[1]), "capacity has 1 entries, one for each of 2 workers"),
-        (plain(capacity=[1, 1.5]), "capacity[1] is a whole number of requests, not 1.5"),
-        (plain(capacity=[True, 1]), "capacity[0] is a whole number of requests, not True"),
-        (plain(capacity=[1, 2**70]), "capacity[1] is a whole number of requests, not 118"),
-        (plain(weights=[1]), "weights has a number for each of 2 steps, not [1]"),
-        (plain(weights=[1, -1]), "weights[1] is at least 0, not -1"),
-        (without("weights") | {"discount": -0.5}, "discount is at least 0, not -0.5"),
-        (plain(tie_weight=-1), "tie_weight is at least 0, not -1"),
-        (plain(tie_weight=float("inf")), "tie_weight is a finite number, not inf"),
+        (plain(growth="fast"), "got `str` - at `$.growth`"),
+        (plain(capacity=[1]), "capacity should have 2 entries, and has 1"),
+        (plain(capacity=[1, 1.5]), "got `float` - at `$.capacity[1]`"),
+        (plain(capacity=[True, 1]), "got `bool` - at `$.capacity[0]`"),
+        (plain(capacity=[1, 2**70]), "at `$.capacity[1]`"),
+        (plain(weights=[1]), "weights should have 2 entries, and has 1"),
+        (plain(weights=[1, -1]), "at `$.weights[1]`"),
+        (without("weights") | {"discount": -0.5}, "at `$.discount`"),
+        (plain(tie_weight=-1), "at `$.tie_weight`"),
+        (plain(tie_weight=float("inf")), "at `$.tie_weight`"),
     ],
 )
 def test_broken_ones_are_told_apart(data: object, message: str) -> None:
     with pytest.raises(InputError) as caught:
         from_json(data)
-    assert str(caught.value).startswith(message)
-
-
-def test_long_values_are_cut_in_messages() -> None:
-    with pytest.raises(InputError, match=r"not \[0, 0, 0, .*\.\.\.$") as caught:
-        from_json(plain(weights=[0] * 500))
-    assert len(str(caught.value)) < 120
+    assert message in str(caught.value)
