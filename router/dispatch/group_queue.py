@@ -287,7 +287,7 @@ class GroupQueue:
             request = self.pool[request_id]
             self._sent(request, worker_id, self._take_out(request), now)
         if assignments:
-            self.decider.sharing.settle(self.decider)
+            self.decider.sharing.settle(self.group)
             # Prompts go out one a round, and the queue behind may have room again.
             if self.prefills is not None:
                 self.prefills.schedule(hurry=True)

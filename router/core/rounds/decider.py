@@ -243,7 +243,7 @@ class RoundDecider(Generic[W]):
         if not capacity:
             return None
         crowded = self.sharing.crowded(self.pool)
-        allotted = self.sharing.take(self, self.pool, crowded=crowded)
+        allotted = self.sharing.take(self.group, self.pool, crowded=crowded)
         if allotted is not None and not allotted:
             return None
         gap_tokens = assignment.gap_tokens(views)
@@ -287,31 +287,19 @@ class RoundDecider(Generic[W]):
     @property
     def waiting(self) -> int:
         """Requests in its pool; a common pool counts at its first group that takes requests."""
-        groups = self.sharing.groups
-        return len(self.pool) if next((g for g in groups if g.takers), groups[0]) is self else 0
+        every = self.sharing.deciders
+        first = next((each for each in every if each.group.askable), every[0])
+        return len(self.pool) if first is self else 0
 
     @property
     def askable(self) -> Set[str]:
         """Ids of workers that accept the pool's requests, if not at this moment."""
-        return set[str]().union(*(each.takers for each in self.sharing.groups))
-
-    @property
-    def takers(self) -> Set[str]:
-        """Those of its own group."""
-        return self.group.askable
+        return set[str]().union(*(each.group.askable for each in self.sharing.deciders))
 
     @property
     def looked_through(self) -> bool:
         """Whether a newcomer is no reason for a round."""
-        return self.sharing.looked_through(self, self.pool)
-
-    @property
-    def name(self) -> str:
-        return self.group.name
-
-    @property
-    def version(self) -> int | None:
-        return self.group.version
+        return self.sharing.looked_through(self.group, self.pool)
 
     @property
     def capacity(self) -> int:

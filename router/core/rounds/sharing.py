@@ -7,11 +7,14 @@ many: then each group chooses from all in its own rounds.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence, Set
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from router.core.queue.pool import Pool
 from router.core.rounds.barriers import Allot, Barrier, allot
 from router.core.types import Request
+
+if TYPE_CHECKING:
+    from router.core.rounds.decider import RoundDecider, Workers
 
 T = TypeVar("T")
 
@@ -32,31 +35,6 @@ class Kept(Generic[T]):
         return self._made[1]
 
 
-class Sharer(Protocol):
-    """A group's rounds, as its partners see them."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def version(self) -> int | None:
-        """Another one after each change of its workers; None: they change without notice."""
-        ...
-
-    @property
-    def capacity(self) -> int:
-        """Engine requests that its workers can take."""
-        ...
-
-    @property
-    def barrier(self) -> Barrier: ...
-
-    @property
-    def takers(self) -> Set[str]:
-        """Ids of its workers that accept requests, if not at this moment."""
-        ...
-
-
 class Sharing:
     """Groups that serve the same requests, and have one pool.
 
@@ -64,8 +42,8 @@ class Sharing:
     beside it. So the work of a round does not grow with the square of the groups.
     """
 
-    def __init__(self, groups: Sequence[Sharer], allot: Allot = allot) -> None:
-        self.groups = groups
+    def __init__(self, deciders: Sequence[RoundDecider[Any]], allot: Allot = allot) -> None:
+        self.deciders = deciders
         self._allot = allot
         self.forget()
 
@@ -80,17 +58,18 @@ class Sharing:
 
     def came(self, request: Request) -> None:
         """A request has entered the pool."""
-        if len(self.groups) > 1:
+        if len(self.deciders) > 1:
             self._came.append(request)
 
     def crowded(self, pool: Pool) -> bool:
-        return len(pool) > sum([group.capacity for group in self.groups])
+        return len(pool) > sum([each.capacity for each in self.deciders])
 
     def choosers(self, pool: Pool) -> Set[str]:
         """Names of the groups whose rounds may assign something."""
-        able = {each.name for each in self.groups if each.capacity}
+        groups = [each.group for each in self.deciders if each.capacity]
+        able = {each.name for each in groups}
         if self._from_all(pool, crowded=self.crowded(pool)):
-            return able - {each.name for each in self.groups if self.looked_through(each, pool)}
+            return able - {each.name for each in groups if self.looked_through(each, pool)}
         self._follow(pool)
         reached = set[str]().union(*(self._shares[name] for name in able))
         if any(request.id not in reached for request in pool):
@@ -99,13 +78,13 @@ class Sharing:
             self._follow(pool)
         return {name for name in able if any(each in pool for each in self._shares[name])}
 
-    def looked_through(self, group: Sharer, pool: Pool) -> bool:
+    def looked_through(self, group: Workers, pool: Pool) -> bool:
         """Nothing has changed since its round, and so many waited that one more is no matter."""
         known = self._used.get(group.name)
         many = len(pool) > MOST_ALLOTTED and group.name in self._had_many
         return many and known is not None and known == group.version
 
-    def take(self, group: Sharer, pool: Pool, *, crowded: bool) -> Set[str] | None:
+    def take(self, group: Workers, pool: Pool, *, crowded: bool) -> Set[str] | None:
         """Ids of the waiting requests that its round chooses from; None: it does so from all."""
         name = group.name
         self._had_many.discard(name)
@@ -123,19 +102,19 @@ class Sharing:
         self.settle(group)
         return share
 
-    def settle(self, group: Sharer) -> None:
+    def settle(self, group: Workers) -> None:
         """What it was sent of its share is no reason for another one."""
         self._used[group.name] = group.version
 
     def _from_all(self, pool: Pool, *, crowded: bool) -> bool:
-        return crowded or len(self.groups) == 1 or len(pool) > MOST_ALLOTTED
+        return crowded or len(self.deciders) == 1 or len(pool) > MOST_ALLOTTED
 
     def _follow(self, pool: Pool) -> None:
         came, known = self._came, self._newest + len(self._came)
         if not self._shares or known != pool.newest:
             self.forget()
-            self._barriers = {each.name: each.barrier for each in self.groups}
-            self._shares = {each.name: set() for each in self.groups}
+            self._barriers = {each.group.name: each.barrier for each in self.deciders}
+            self._shares = {name: set() for name in self._barriers}
             came = list(pool)
         for name, ids in self._allot(came, self._barriers).items() if came else ():
             self._shares[name] |= ids

@@ -1,7 +1,8 @@
 """What waits for several groups: which of it each one chooses from."""
 
 from collections.abc import Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from router.core.queue.pool import Pool
 from router.core.rounds.barriers import Barrier
@@ -12,13 +13,16 @@ from tests.support.core import request, token
 
 @dataclass
 class Group:
-    """One worker with slots."""
+    """One worker with slots, and its own decider."""
 
     name: str
     slots: int
     version: int | None = 1
-    takers: frozenset[str] = field(default_factory=frozenset)
     made: int = 0
+
+    @property
+    def group(self) -> Any:
+        return self
 
     @property
     def capacity(self) -> int:
@@ -35,7 +39,9 @@ class Group:
 
 class Scene:
     def __init__(self, *slots: int) -> None:
-        self.groups = [Group(name, each) for name, each in zip("abc", slots, strict=False)]
+        self.groups: list[Any] = [
+            Group(name, each) for name, each in zip("abc", slots, strict=False)
+        ]
         self.pool, self.sharing = Pool(1000, 5.0), Sharing(self.groups)
 
     def come(self, *numbers: int) -> None:
@@ -43,14 +49,13 @@ class Scene:
             self.pool.add(request(number, 10))
             self.sharing.came(request(number, 10))
 
-    def send(self, group: Group, number: int) -> None:
+    def send(self, group: Any, number: int) -> None:
         self.pool.remove(token(number))
         group.slots -= 1
-        assert group.version is not None
         group.version += 1
         self.sharing.settle(group)
 
-    def take(self, group: Group) -> set[str] | None:
+    def take(self, group: Any) -> set[str] | None:
         share = self.sharing.take(group, self.pool, crowded=self.sharing.crowded(self.pool))
         return None if share is None else set(share)
 
