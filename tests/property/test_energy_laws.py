@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.energy.joules import PowerLevels
-from router.core.state.barrier import StepLedger, StepShares
+from router.core.state.barrier import StepLedger
 from router.core.step_time import StepTime, Work
 from router.core.types import PoolState
-from tests.support.core import snapshot
+from tests.support.core import fed, snapshot
 
 LEVELS = PowerLevels(50.0, 150.0, 300.0)
 STEPS = 12
@@ -67,8 +67,8 @@ class Ledger:
             message = snapshot("delta", step, step_s=step_s)
             told_of = {"energy_j": told, "scheduled_prefill_tokens": sum(prompts.values())}
             message = msgspec.structs.replace(message, time_s=self.now_s, **told_of)
-            shares = StepShares(load, load, running=len(held), asked=work)
-            self.ledger.report(worker, shares, message, PoolState.EMPTY)
+            shares = fed(load, load, running=len(held), asked=work)
+            self.ledger.report(worker, shares, message, PoolState.EMPTY, 0)
             self.ledger.complete(WORKERS, PoolState.EMPTY)
 
     def begin(self) -> None:

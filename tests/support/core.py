@@ -1,11 +1,13 @@
 """Short ways to make the values that the pure core works on."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, Literal
 
 import msgspec
 
+from router.core.state.feed import Feed
+from router.core.step_time import Work
 from router.core.types import (
     DEFAULT_SLOTS,
     Assignment,
@@ -53,6 +55,23 @@ def running(
     engine_id: str, prompt_tokens: int = 100, generated_tokens: int = 0, prefill_left: int = 0
 ) -> RunningRequest:
     return RunningRequest(engine_id, prompt_tokens, generated_tokens, 0, prefill_left)
+
+
+def fed(
+    step_tokens: int,
+    held_tokens: int,
+    running: int = 0,
+    asked: Mapping[str, Work] | None = None,
+    grown: int = 0,
+) -> Feed:
+    """A worker's feed after a step: KV tokens in it, and those left after it."""
+    return Feed(
+        step_load_tokens=step_tokens,
+        load_tokens=held_tokens,
+        step_running=running,
+        step_asked=asked or {},
+        step_grown=grown,
+    )
 
 
 def fields_of(told: Snapshot) -> dict[str, Any]:

@@ -17,10 +17,9 @@ from dataclasses import dataclass, fields
 from operator import add, attrgetter, sub
 from types import MappingProxyType
 
-import msgspec
-
 from router.core.energy.group_energy import GroupEnergy
 from router.core.energy.joules import PowerLevels
+from router.core.state.feed import Feed
 from router.core.state.shared_steps import SharedSteps
 from router.core.state.step_watch import ClosedStep, Said, StepWatch
 from router.core.step_fit import StepFit
@@ -102,20 +101,6 @@ class _Rank:
     taught: int = 0  # number of the lesson that it gave last; see ``_learn_in_turn``
 
 
-class StepShares(msgspec.Struct, frozen=True, gc=False):
-    """A worker's part in a step."""
-
-    # KV tokens resident in the step, and left after it.
-    step_tokens: int
-    held_tokens: int
-    free_slots: int = 0
-    entered: int = 0  # requests in their first step
-    running: int = 0
-    asked: Mapping[str, Work] = {}  # work by metered request
-    prompt_context: float = 0.0  # prompt tokens computed, each times the tokens before it
-    output_tokens: int = 0  # that requests gained
-
-
 class StepLedger:
     """Sums over the steps of one group; ``fixed``: their cost, if it is not to be learned."""
 
@@ -153,16 +138,19 @@ class StepLedger:
         self._watch = None if on_step is None else StepWatch(on_step, said)
 
     def report(
-        self, worker_id: str, shares: StepShares, snapshot: Snapshot, state: PoolState
+        self, worker_id: str, feed: Feed, snapshot: Snapshot, state: PoolState, free_slots: int
     ) -> None:
-        """Neither a repeated step nor an idle engine's first message counts as a step."""
+        """Add a worker's part in a step, after its feed has applied the snapshot.
+
+        Neither a repeated step nor an idle engine's first message counts as a step.
+        """
         rank = self._ranks.get(worker_id)
         if rank is None:
             before, offset = self._offsets.get(worker_id, (snapshot.epoch, 0))
             sure = self.barrier is True and self._contested >= _PROOF
             rank = _Rank(offset) if before == snapshot.epoch else _Rank(stranger=sure)
         rank.uncounted = "idle_steps" in snapshot.unreported and not snapshot.wave_step
-        resting = rank.step < 0 and not (snapshot.step_s or shares.running)
+        resting = rank.step < 0 and not (snapshot.step_s or feed.step_running)
         number = snapshot.step if resting else self._number(worker_id, rank, snapshot)
         stepped = rank.step != number and not resting
         if stepped and number > self._step:
@@ -174,22 +162,24 @@ class StepLedger:
             self._offsets[worker_id] = snapshot.epoch, rank.offset
         if self.energy.metered or not (snapshot.power_w is None and snapshot.energy_j is None):
             idle = not rank.held_tokens
-            self.energy.report(worker_id, snapshot, shares.asked, idle=idle, stepped=stepped)
-        rank.held_tokens, rank.power_w = shares.held_tokens, snapshot.power_w or 0.0
+            self.energy.report(worker_id, snapshot, feed.step_asked, idle=idle, stepped=stepped)
+        rank.held_tokens, rank.power_w = feed.resident_tokens, snapshot.power_w or 0.0
         if self._watch is not None:
-            self._watch.report(worker_id, shares.running, snapshot, stepped=stepped)
+            self._watch.report(worker_id, feed.step_running, snapshot, stepped=stepped)
         if not stepped:
             self._step = self._step if self._reported else self._furthest()
             return
         rank.step, rank.time_s, rank.step_s = number, snapshot.time_s, snapshot.step_s
-        rank.step_tokens, rank.running = shares.step_tokens, shares.running
+        rank.step_tokens, rank.running = feed.step_load_tokens, feed.step_running
         rank.prompt_tokens = snapshot.scheduled_prefill_tokens
-        rank.prompt_context = shares.prompt_context
+        rank.prompt_context = feed.step_prompt_context
         if snapshot.waited_s is not None:
             self._waits[worker_id] = min(snapshot.waited_s, snapshot.step_s)
-        self._output_tokens += shares.output_tokens
-        self._free_slots += shares.free_slots
-        self._entered += shares.entered
+        # A full snapshot does not tell what its requests gained.
+        grown = feed.step_grown + feed.step_firsts
+        self._output_tokens += grown or snapshot.scheduled_decode_tokens
+        self._free_slots += free_slots
+        self._entered += feed.step_entered
         if self._reported:
             self._reported.add(worker_id)
             if number == self._step:

@@ -16,10 +16,10 @@ from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import DEFAULT_CHUNK, Outlook, Running, WorkProfile
 from router.core.forecast.learned_profile import Shown, learned
 from router.core.forecast.look_ahead import LookAhead
-from router.core.prefix.hit_totals import HitRecord, HitTotals
+from router.core.prefix.hit_totals import HitTotals
 from router.core.prefix.prefixes import Prefixes
 from router.core.state import guesses
-from router.core.state.barrier import StepLedger, StepShares, StepTotals
+from router.core.state.barrier import StepLedger, StepTotals
 from router.core.state.breaker import DEFAULTS, Breaker, BreakerSettings, may_open, review
 from router.core.state.line import Line
 from router.core.state.lockstep import told_ranks
@@ -56,7 +56,7 @@ class Group:
         self.prefixes = Prefixes()
         # What the live workers have cached of a prompt, instead; None: as told.
         self.prefix_hits: Hits | None = None
-        self._hit_record = HitRecord()
+        self.hit_totals = HitTotals()
         # The largest budget of a worker's step; None: the engines' own bound.
         self.prompt_budget: StepBudget | None = None
         if serves is not None:
@@ -182,10 +182,6 @@ class Group:
         return here or (self.prefills is not None and self.prefills.asks_for_content)
 
     @property
-    def hit_totals(self) -> HitTotals:
-        return self._hit_record.totals
-
-    @property
     def _cached(self) -> Hits | None:
         if self.prefix_hits is None and self.prefixes.known:
             return partial(self.prefixes.hits, worker_ids=self._live_ids)
@@ -230,7 +226,7 @@ class Group:
         worker = make(spec, self._table.worker(), self.departures, self.token_rate)
         worker.breaker = Breaker(self._breakers)
         worker.service = self.rates.join(spec.service_rate)
-        worker.hit_record = self._hit_record
+        worker.hit_totals = self.hit_totals
         self.workers[spec.id] = worker
 
     def amend(self, spec: WorkerSpec) -> None:
@@ -343,19 +339,9 @@ class Group:
             self._ledger.energy.alone(event.worker_id, snapshot, idle=not feed.resident_tokens)
             return False
         state = PoolState.WAITING if self.line.waiting else PoolState.EMPTY
-        shares = StepShares(
-            feed.step_load_tokens,
-            feed.resident_tokens,
-            worker.open_slots(feed.step_running),
-            feed.step_entered,
-            feed.step_running,
-            feed.step_asked,
-            feed.step_prompt_context,
-            # A full snapshot does not tell what its requests gained.
-            feed.step_grown + feed.step_firsts or snapshot.scheduled_decode_tokens,
-        )
+        free_slots = worker.open_slots(feed.step_running)
         self._growth.add(feed.step_grown, feed.step_decoding)
-        self._ledger.report(event.worker_id, shares, snapshot, state)
+        self._ledger.report(event.worker_id, feed, snapshot, state, free_slots)
         self._fed.add(event.worker_id)
         return self._ledger.complete(self._fed, state)
 

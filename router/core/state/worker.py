@@ -14,7 +14,7 @@ from router.core.energy.joules import AgentMeter
 from router.core.events import PromptCounted
 from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import NO_CAP
-from router.core.prefix.hit_totals import HitRecord
+from router.core.prefix.hit_totals import HitTotals
 from router.core.state.breaker import Breaker
 from router.core.state.feed import Feed
 from router.core.state.foreign_load import ForeignLoad, Gauges
@@ -85,7 +85,7 @@ class Worker:
         self.feed: Feed | None = None  # state by snapshots; None without fresh ones
         self.foreign = ForeignLoad()  # load of other clients by gauges, without a feed
         self.meter = AgentMeter()  # its power by an agent
-        self.hit_record = HitRecord()  # predictions of cached tokens, beside what the engine found
+        self.hit_totals = HitTotals()  # its group's
         self._token_rate = token_rate
         self._asked: set[str] = set()
         self.gaps = self.preemptions = 0
@@ -412,7 +412,7 @@ class Worker:
         # Of several parts the first: the others may hit its blocks.
         if not (flight.compared or "cached_tokens" in self.unreported):
             flight.compared = True
-            self.hit_record.compare(told.prompt_tokens, flight.cached_tokens, told.cached_tokens)
+            self.hit_totals.compare(told.prompt_tokens, flight.cached_tokens, told.cached_tokens)
         return flight.max_tokens, flight.numbers.pop(0) if flight.numbers else None
 
     def _learn(self, flight: _InFlight, prompt_tokens: int) -> None:

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from router.core.state.barrier import StepLedger, StepShares, StepTotals
+from router.core.state.barrier import StepLedger, StepTotals
 from router.core.step_time import StepTime
 from router.core.types import PoolState
-from tests.support.core import snapshot
+from tests.support.core import fed, snapshot
 
 EMPTY, WAITING = PoolState.EMPTY, PoolState.WAITING
 TOGETHER = {"contested_steps": 1, "together_steps": 1}
@@ -29,8 +29,8 @@ class Said(NamedTuple):
 def tell(ledger: StepLedger, said: Said, state: PoolState = EMPTY) -> None:
     message = snapshot("delta", 1, step=said.step, step_s=said.step_s, power_w=said.power_w)
     left = said.load if said.left is None else said.left
-    shares = StepShares(said.load, left, output_tokens=said.decoded)
-    ledger.report(said.worker, shares, message, state)
+    shares = fed(said.load, left, grown=said.decoded)
+    ledger.report(said.worker, shares, message, state, 0)
 
 
 def closed(ledger: StepLedger, *reports: Said, live: str = "ab") -> list[bool]:
@@ -67,7 +67,7 @@ def test_what_prompts_add_is_what_the_worker_with_most_of_them_computes() -> Non
             told = replace(
                 snapshot("delta", step, step_s=0.5), scheduled_prefill_tokens=prompt_tokens
             )
-            ledger.report(worker, StepShares(10, 10), told, EMPTY)
+            ledger.report(worker, fed(10, 10), told, EMPTY, 0)
             ledger.complete("ab", EMPTY)
     totals = ledger.totals[EMPTY]
     assert totals.prompt_tokens == 1000
@@ -84,7 +84,7 @@ def test_ranks_whose_idle_steps_are_unknown_claim_no_barrier(lacking: tuple[str,
     for step in (2, 3):
         for worker, load in (("a", 100), ("b", 60)):
             told = replace(snapshot("delta", step, step_s=0.5), unreported=lacking)
-            ledger.report(worker, StepShares(load, load), told, EMPTY)
+            ledger.report(worker, fed(load, load), told, EMPTY, 0)
             ledger.complete("ab", EMPTY)
     totals = ledger.totals[EMPTY]
     assert (totals.steps, totals.imbalance_tokens) == (3, 3 * 40)
@@ -256,7 +256,7 @@ def step_of_both(
         )
         message = replace(message, time_s=step * 0.02 + (worker == order[1]) * 0.001)
         held = load if worker == "a" else 60
-        ledger.report(worker, StepShares(held, held, running=1), message, EMPTY)
+        ledger.report(worker, fed(held, held, running=1), message, EMPTY, 0)
         ledger.complete("ab", EMPTY)
 
 
@@ -313,7 +313,7 @@ def as_loaded(
     load = 100 + 7 * (step % 50)
     message = snapshot("delta", 1, step=number, step_s=0.01 + load * 1e-4, epoch=epoch)
     message = replace(message, time_s=step * 0.05 + late_s)
-    ledger.report(worker, StepShares(load, load, running=1), message, EMPTY)
+    ledger.report(worker, fed(load, load, running=1), message, EMPTY, 0)
     ledger.complete("ab", EMPTY)
 
 
@@ -350,7 +350,7 @@ def test_a_shared_count_needs_no_clocks_that_agree(shared: bool) -> None:
             message = snapshot("delta", 1, step=number, step_s=0.02, epoch=epoch)
             ahead_s = 0.03 if worker == "b" else 0.0
             message = replace(message, time_s=step * 0.02 + ahead_s, wave_step=step * shared)
-            ledger.report(worker, StepShares(load, load, running=1), message, EMPTY)
+            ledger.report(worker, fed(load, load, running=1), message, EMPTY, 0)
             ledger.complete("ab", EMPTY)
     imbalance = (ledger.totals[EMPTY] - before).imbalance_tokens
     assert (imbalance < 2 * 450) == shared, "but for the steps without b"
@@ -362,7 +362,7 @@ def test_heartbeats_of_a_rank_that_rests_for_many_waves_are_no_steps() -> None:
     def report(worker: str, wave: int, load: int, step_s: float = 0.02) -> None:
         message = snapshot("delta", 1, step=1 + wave, step_s=step_s)
         message = replace(message, wave=wave, wave_step=1)
-        ledger.report(worker, StepShares(load, 0, running=load > 0), message, EMPTY)
+        ledger.report(worker, fed(load, 0, running=load > 0), message, EMPTY, 0)
         ledger.complete("ab", EMPTY)
 
     report("b", 0, 50)
@@ -398,7 +398,7 @@ def test_steps_that_ranks_without_a_barrier_make_together_by_chance_teach_nothin
             held = load if worker == "a" else 60
             message = snapshot("delta", 1, step=step, step_s=0.01 + load * 1e-4)
             message = replace(message, time_s=0.02 * step)
-            ledger.report(worker, StepShares(held, held, running=1), message, EMPTY)
+            ledger.report(worker, fed(held, held, running=1), message, EMPTY, 0)
             ledger.complete("ab", EMPTY)
     totals = ledger.totals[EMPTY]
     assert ledger.barrier is False
@@ -444,7 +444,7 @@ def test_a_rank_that_was_silent_counts_on_and_one_that_starts_while_others_rest_
     tell(ledger, Said("a", 209, 0, left=0))
     ledger.leave("b")
     alone = replace(snapshot("delta", 1, step=1, step_s=0.02, epoch="e2"), time_s=5.0)
-    ledger.report("b", StepShares(60, 60, running=1), alone, EMPTY)
+    ledger.report("b", fed(60, 60, running=1), alone, EMPTY, 0)
     for step in range(300, 310):
         step_of_both(ledger, step, (step, step - 290), "ab", "e2")
     assert ledger.totals[EMPTY].timed_s - known > 9 * 2 * 0.01
@@ -458,7 +458,7 @@ def test_one_that_starts_while_others_rest_may_fall_silent_before_they_meet() ->
         tell(ledger, Said(worker, 199, 0, left=0))
     resting = replace(snapshot("delta", 1, step=0, step_s=0.0, epoch="e2"), time_s=5.0)
     ledger.leave("b")
-    ledger.report("b", StepShares(0, 0), resting, EMPTY)
+    ledger.report("b", fed(0, 0), resting, EMPTY, 0)
     ledger.leave("b")
     before = ledger.totals[EMPTY]
     for step in range(300, 400):
@@ -486,6 +486,6 @@ def test_a_rank_without_step_time_and_all_that_start_anew_find_each_other() -> N
     ledger.leave("b")
     for worker, number in (("a", 7), ("b", 3)):
         message = snapshot("delta", 1, step=number, epoch="e3")
-        ledger.report(worker, StepShares(50, 50, running=1), message, EMPTY)
+        ledger.report(worker, fed(50, 50, running=1), message, EMPTY, 0)
     assert ledger.complete("ab", EMPTY)
     assert ledger.totals[EMPTY].steps == 200

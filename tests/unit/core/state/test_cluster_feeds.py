@@ -238,4 +238,4 @@ def test_only_engines_that_tell_prefixes_found_prove_predictions(lacking: tuple[
     flight.compared = False
     seen = snapshot("delta", 2, running(part(1), 100, 1))
     show(cluster, structs.replace(seen, unreported=lacking))
-    assert (worker.hit_record.totals == HitTotals()) is bool(lacking)
+    assert (worker.hit_totals == HitTotals()) is bool(lacking)

@@ -5,11 +5,11 @@ import pytest
 
 from router.core.energy.joules import PowerLevels
 from router.core.events import PowerTold
-from router.core.state.barrier import StepLedger, StepShares
+from router.core.state.barrier import StepLedger
 from router.core.state.step_watch import ClosedStep
 from router.core.step_time import Work
 from router.core.types import PoolState, Snapshot
-from tests.support.core import snapshot
+from tests.support.core import fed, snapshot
 
 EMPTY = PoolState.EMPTY
 LEVELS = PowerLevels(100.0, 200.0, 400.0)
@@ -38,7 +38,7 @@ class Group:
     def tell(self, step: int, step_s: float, loads: dict[str, tuple[int, int]]) -> None:
         for worker, (load, left) in loads.items():
             message = said(step, step_s, self.now_s, energy_j=self.counted[worker])
-            self.ledger.report(worker, StepShares(load, left), message, EMPTY)
+            self.ledger.report(worker, fed(load, left), message, EMPTY, 0)
             self.ledger.complete("ab", EMPTY)
 
     def step(self, a: int, b: int, *, left: bool = True) -> None:
@@ -124,7 +124,7 @@ def test_a_meter_that_cannot_be_read_for_a_while_loses_nothing() -> None:
     missed = C + T_L * 101
     group.use(missed, a=300.0, b=300.0)
     for worker in "ab":
-        group.ledger.report(worker, StepShares(101, 101), said(2, missed, group.now_s), EMPTY)
+        group.ledger.report(worker, fed(101, 101), said(2, missed, group.now_s), EMPTY, 0)
     group.steps = 2
     group.step(102, 52)
     assert group.ledger.energy.joules.total_j == pytest.approx(2 * 300 * (missed + C + T_L * 102))
@@ -136,7 +136,7 @@ def test_a_meter_counts_from_its_first_reading_on() -> None:
         counted_j = 100.0 * step
         for worker, energy_j in (("a", counted_j), ("b", counted_j if step >= 4 else None)):
             message = said(step, 0.5, 0.5 * step, energy_j=energy_j)
-            ledger.report(worker, StepShares(10, 10), message, EMPTY)
+            ledger.report(worker, fed(10, 10), message, EMPTY, 0)
             ledger.complete("ab", EMPTY)
     fit = ledger.energy.level_fit
     assert fit.seconds == [0.0] * 3
@@ -150,7 +150,7 @@ def test_a_request_has_no_part_in_what_was_used_before_it_came() -> None:
         message = said(step, 0.5, time_s, energy_j=energy_j)
         message = msgspec.structs.replace(message, waited_s=0.0)
         asked = {"r": Work(held, 1)} if held else {}
-        ledger.report("a", StepShares(10, held, asked=asked), message, EMPTY)
+        ledger.report("a", fed(10, held, asked=asked), message, EMPTY, 0)
         ledger.complete("a", EMPTY)
     assert ledger.energy.joules.idle_j == pytest.approx(850)
     assert ledger.energy.of_request("a", "r") == pytest.approx(200)
@@ -177,7 +177,7 @@ def test_a_wait_that_an_engine_has_timed_counts_in_place_of_the_models() -> None
     for worker, load, waited_s in (("a", 10_000, None), ("b", 4_000, 0.25 * step_s)):
         told = said(65, step_s, group.now_s, energy_j=group.counted[worker])
         told = msgspec.structs.replace(told, waited_s=waited_s)
-        group.ledger.report(worker, StepShares(load, load), told, EMPTY)
+        group.ledger.report(worker, fed(load, load), told, EMPTY, 0)
         group.ledger.complete("ab", EMPTY)
     totals, found = group.ledger.totals[EMPTY], group.ledger.energy.joules
     assert totals.waiting_s - before.waiting_s == pytest.approx(0.25 * step_s)
@@ -200,7 +200,7 @@ def test_timed_waits_need_no_model() -> None:
             told = msgspec.structs.replace(
                 said(step, 0.5, 0.5 * step, power_w=300.0), waited_s=waited_s
             )
-            ledger.report(worker, StepShares(10, 10), told, EMPTY)
+            ledger.report(worker, fed(10, 10), told, EMPTY, 0)
             ledger.complete("ab", EMPTY)
     totals = ledger.totals[EMPTY]
     assert totals.waiting_s == pytest.approx(2 * 0.3)
@@ -208,9 +208,9 @@ def test_timed_waits_need_no_model() -> None:
     assert [step.waited_s for step in seen] == [0.3, 0.3]
     assert [step.waiting_s for step in seen] == [None, None]
     assert ledger.energy.joules.unknown_j == 0
-    ledger.report("b", StepShares(10, 10), msgspec.structs.replace(told, step=3), EMPTY)
+    ledger.report("b", fed(10, 10), msgspec.structs.replace(told, step=3), EMPTY, 0)
     ledger.leave("b")
-    ledger.report("a", StepShares(10, 10), said(3, 0.5, 1.5), EMPTY)
+    ledger.report("a", fed(10, 10), said(3, 0.5, 1.5), EMPTY, 0)
     assert ledger.complete("a", EMPTY)
     assert ledger.totals[EMPTY].measured_s == pytest.approx(2.0)
 
@@ -218,7 +218,7 @@ def test_timed_waits_need_no_model() -> None:
 def test_nobody_waits_for_longer_than_the_step() -> None:
     ledger = StepLedger(LEVELS)
     told = msgspec.structs.replace(said(1, 0.5, 0.5, power_w=300.0), waited_s=0.7)
-    ledger.report("a", StepShares(10, 10), told, EMPTY)
+    ledger.report("a", fed(10, 10), told, EMPTY, 0)
     ledger.complete("a", EMPTY)
     totals = ledger.totals[EMPTY]
     assert totals.waiting_s == totals.timed_s == 0.5
@@ -230,7 +230,7 @@ def test_an_idle_engine_whose_clock_is_set_has_used_nothing_meanwhile(jump_s: fl
     ledger = StepLedger(LEVELS)
     for step, time_s in ((1, 0.0), (1, 1.0), (1, 2.0 + jump_s), (1, 3.0 + jump_s)):
         message = said(step, 0.0, 5000.0 + time_s, power_w=100.0)
-        ledger.report("a", StepShares(0, 0), message, EMPTY)
+        ledger.report("a", fed(0, 0), message, EMPTY, 0)
         ledger.complete("a", EMPTY)
     assert ledger.energy.joules.total_j == pytest.approx(200)
     assert ledger.energy.level_fit.seconds[0] == pytest.approx(2)
@@ -250,14 +250,14 @@ def test_ranks_that_step_apart_do_not_wait_for_each_other() -> None:
 
 def test_power_stands_in_for_a_counter_and_who_leaves_takes_nothing_along() -> None:
     ledger = StepLedger()
-    ledger.report("a", StepShares(10, 10), said(1, 0.5, 1.0, power_w=200.0), EMPTY)
+    ledger.report("a", fed(10, 10), said(1, 0.5, 1.0, power_w=200.0), EMPTY, 0)
     ledger.leave("a")
     assert ledger.energy.joules.unknown_j == pytest.approx(100)
-    ledger.report("a", StepShares(10, 10), said(1, 0.5, 2.0), EMPTY)
-    ledger.report("b", StepShares(10, 10), said(1, 0.5, 2.0, power_w=100.0), EMPTY)
+    ledger.report("a", fed(10, 10), said(1, 0.5, 2.0), EMPTY, 0)
+    ledger.report("b", fed(10, 10), said(1, 0.5, 2.0, power_w=100.0), EMPTY, 0)
     assert ledger.complete("ab", EMPTY)
     assert ledger.energy.joules.unknown_j == pytest.approx(150)
-    ledger.report("b", StepShares(10, 10), said(2, 0.5, 3.0), EMPTY)
+    ledger.report("b", fed(10, 10), said(2, 0.5, 3.0), EMPTY, 0)
     ledger.leave("b")
     ledger.leave("b")
     assert ledger.energy.joules.total_j == pytest.approx(150)
@@ -283,7 +283,7 @@ def test_a_meter_that_tells_later_counts_from_where_it_was() -> None:
     before, at_j = group.ledger.energy.joules, group.counted["a"]
     group.ledger.leave("a")
     group.use(5.0, a=300.0)
-    group.ledger.report("a", StepShares(0, 0), said(group.steps, 0.0, group.now_s), EMPTY)
+    group.ledger.report("a", fed(0, 0), said(group.steps, 0.0, group.now_s), EMPTY, 0)
     assert group.ledger.energy.joules == before
     power = PowerTold("a", None, group.counted["a"], group.now_s)
     group.ledger.leave("a")
@@ -301,5 +301,5 @@ def test_another_engine_in_its_place_has_a_meter_of_its_own() -> None:
     message = msgspec.structs.replace(
         said(group.steps + 1, 0.0, group.now_s, energy_j=group.counted["a"]), epoch="another"
     )
-    group.ledger.report("a", StepShares(0, 0), message, EMPTY)
+    group.ledger.report("a", fed(0, 0), message, EMPTY, 0)
     assert group.ledger.energy.joules == before

@@ -3,10 +3,10 @@
 import pytest
 from msgspec import structs
 
-from router.core.state.barrier import StepLedger, StepShares
+from router.core.state.barrier import StepLedger
 from router.core.state.step_watch import ClosedStep, Said, StepPart
 from router.core.types import PoolState, Snapshot
-from tests.support.core import snapshot
+from tests.support.core import fed, snapshot
 
 EMPTY = PoolState.EMPTY
 
@@ -24,7 +24,7 @@ class Watched:
 
     def tell(self, worker: str, load: int, message: Snapshot, left: int | None = None) -> None:
         left = load if left is None else left
-        self.ledger.report(worker, StepShares(load, left, running=load // 10), message, EMPTY)
+        self.ledger.report(worker, fed(load, left, running=load // 10), message, EMPTY, 0)
         self.ledger.complete("ab", EMPTY)
 
 
