@@ -42,7 +42,7 @@ def _prompt_budgets(group: Group) -> dict[str, float]:
 
 def _fitted_watts(group: Group) -> dict[str, float]:
     found = group.level_fit.fitted()
-    return {} if found is None else dict(zip(STATES, found.watts, strict=False))
+    return {} if found is None else dict(zip(STATES, found, strict=True))
 
 
 DECIDER_ROWS: Table[Decider] = {

@@ -19,6 +19,7 @@ from router.core.policies.bfio.solver import (
     _searched,
     solve,
 )
+from tests.support.instances import admits
 from tests.support.uncompiled import uncompiled
 
 BUDGETS = [0, 50, 500, 5000]
@@ -120,9 +121,9 @@ def check(instance: Instance, solution: Solution) -> None:
     else:
         for worker in range(len(room)):
             needs = memory.need[places == worker]
-            assert memory.admits(worker, needs)
+            assert admits(memory, worker, needs)
             for need in memory.need[places < 0] if len(needs) < room[worker] else ():
-                assert not memory.admits(worker, np.append(needs, need))
+                assert not admits(memory, worker, np.append(needs, need))
     assert abs(solution.objective - instance.objective(places)) <= rounding(instance)
 
 

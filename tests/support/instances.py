@@ -4,7 +4,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from router.core.policies.bfio.solver import Instance
+from router.core.forecast.forecast import Ints
+from router.core.policies.bfio.solver import Instance, Memory
+
+
+def admits(memory: Memory, worker: int, needs: Ints) -> bool:
+    """Whether a worker can take candidates of these needs together."""
+    alone = len(needs) == 1 and memory.idle[worker]
+    return bool(needs.sum() <= memory.room[worker] or len(needs) == 0 or alone)
 
 
 def programs(

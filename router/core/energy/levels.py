@@ -4,7 +4,7 @@ A span's joules are the sum of its seconds times watts per activity. Least squar
 yields the watts, given enough time of each activity and varying proportions.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,15 +21,6 @@ _WORST_CONDITION = 1e4
 _WORST_ERROR = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class FittedLevels:
-    """Power by ``STATES``, with standard errors and the share of power's variance explained."""
-
-    watts: tuple[float, float, float]
-    error_w: tuple[float, float, float]
-    explained: float
-
-
 class LevelFit:
     """Sums over the spans of a group's workers; a span's error grows as the root of its length."""
 
@@ -38,7 +29,7 @@ class LevelFit:
         # Time of spans left out, since the wait in some of their steps is unknown.
         self.unknown_s = 0.0
         self._spans = 0
-        self._length_s = self._energy_j = self._energy_w = 0.0
+        self._energy_w = 0.0
         self._xx = [[0.0] * 3 for _ in range(3)]
         self._xy = [0.0] * 3
 
@@ -49,8 +40,6 @@ class LevelFit:
             return
         parts = span.idle_s, span.waiting_s, span.computing_s
         self._spans += 1
-        self._length_s += length_s
-        self._energy_j += energy_j
         self._energy_w += energy_j * energy_j / length_s
         for i, part in enumerate(parts):
             self.seconds[i] += part
@@ -60,8 +49,8 @@ class LevelFit:
             for j in range(3):
                 row[j] += weight * parts[j]
 
-    def fitted(self) -> FittedLevels | None:
-        """None while they are too uncertain."""
+    def fitted(self) -> Sequence[float] | None:
+        """Watts by ``STATES``; None while they are too uncertain."""
         if min(self.seconds) < LEAST_S or self._spans <= len(STATES):
             return None
         xx, xy = np.array(self._xx), np.array(self._xy)
@@ -72,14 +61,8 @@ class LevelFit:
         inverse = np.linalg.inv(scaled) * np.outer(scale, scale)
         watts = inverse @ xy
         left = max(0.0, self._energy_w - float(watts @ xy))
-        spread = self._energy_w - self._energy_j**2 / self._length_s
         errors = np.sqrt(left / (self._spans - len(STATES)) * np.diag(inverse))
         if errors.max() > _WORST_ERROR * watts.max():
             return None
-        explained = 1 - left / spread if spread > 0 else 0.0
-        return FittedLevels(_three(watts), _three(errors), max(0.0, explained))
-
-
-def _three(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> tuple[float, float, float]:
-    idle, waiting, computing = map(float, values)
-    return idle, waiting, computing
+        found: list[float] = watts.tolist()
+        return found

@@ -118,10 +118,6 @@ class ServiceRate:
         return self.estimate()[0]
 
     @property
-    def error(self) -> float:
-        return self.estimate()[1]
-
-    @property
     def known_per_s(self) -> float | None:
         return None if self.planned is None and not self.completions else self.per_s
 

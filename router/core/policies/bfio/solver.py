@@ -48,14 +48,6 @@ class Memory:
     need: Ints
     idle: Bools
 
-    def admits(self, worker: int, needs: Ints) -> bool:
-        """Whether a worker can take candidates of these needs together."""
-        return bool(
-            needs.sum() <= self.room[worker]
-            or len(needs) == 0
-            or (self.idle[worker] and len(needs) == 1)
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Instance:

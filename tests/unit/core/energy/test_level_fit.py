@@ -35,20 +35,13 @@ def fit(noise_w: float = 0.0, count: int = 400) -> LevelFit:
 
 
 def test_levels_without_noise_are_found_exactly() -> None:
-    found = fit().fitted()
-    assert found is not None
-    assert found.watts == pytest.approx((90.0, 240.0, 620.0))
-    assert found.error_w == pytest.approx((0, 0, 0), abs=1e-3)
-    assert found.explained == pytest.approx(1)
+    assert fit().fitted() == pytest.approx((90.0, 240.0, 620.0))
 
 
-def test_noise_is_in_the_errors() -> None:
+def test_noise_moves_them_little() -> None:
     found = fit(noise_w=40.0).fitted()
-    assert found is not None
-    for watts, error_w, truth in zip(found.watts, found.error_w, (90, 240, 620), strict=True):
-        assert 0 < error_w < 20
-        assert abs(watts - truth) < 4 * error_w
-    assert 0.9 < found.explained < 1
+    assert found != pytest.approx((90, 240, 620), rel=1e-3)
+    assert found == pytest.approx((90, 240, 620), abs=40)
 
 
 def test_nothing_is_said_before_each_has_been_done_for_a_while() -> None:
@@ -75,10 +68,8 @@ def test_steps_of_which_waiting_is_not_known_are_left_out() -> None:
     assert found.unknown_s == 2
 
 
-def test_even_power_explains_nothing() -> None:
+def test_even_power_is_found_too() -> None:
     fit = LevelFit()
     for span in spans(200):
         fit.observe(100 * (span.step_s + span.idle_s), span)
-    found = fit.fitted()
-    assert found is not None
-    assert found.watts == pytest.approx((100, 100, 100))
+    assert fit.fitted() == pytest.approx((100, 100, 100))

@@ -9,6 +9,7 @@ from router.core.forecast.forecast import Floats, Ints
 from router.core.policies.bfio import exact
 from router.core.policies.bfio.exact import solve_exact
 from router.core.policies.bfio.solver import UNLIMITED, Instance, Memory, solve
+from tests.support.instances import admits
 
 
 def instance(
@@ -54,10 +55,10 @@ def maximal(problem: Instance, places: tuple[int, ...], taken: Ints) -> bool:
         return bool(taken.sum() == min(room.sum(), len(places)))
     for worker, free in enumerate(room - taken):
         mine = memory.need[np.array(places) == worker]
-        if not memory.admits(worker, mine):
+        if not admits(memory, worker, mine):
             return False
         waiting = memory.need[np.array(places) < 0] if free else ()
-        if any(memory.admits(worker, np.append(mine, need)) for need in waiting):
+        if any(admits(memory, worker, np.append(mine, need)) for need in waiting):
             return False
     return True
 

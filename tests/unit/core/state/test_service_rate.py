@@ -42,7 +42,7 @@ def test_a_plan_holds_until_something_is_completed() -> None:
     rates = GroupRates()
     fast, slow = rates.join(2.0), rates.join(0.5)
     assert (fast.per_s, slow.per_s) == (2.0, 0.5)
-    assert fast.error == slow.error == 0.0
+    assert fast.estimate()[1] == slow.estimate()[1] == 0.0
     assert fast.known_per_s == 2.0
 
 
@@ -59,8 +59,8 @@ def test_a_rate_is_learned_though_many_are_aborted(
 ) -> None:
     member = GroupRates().join(planned)
     serve(member, 0.8, 4000, abort_share=abort_share)
-    assert member.per_s == pytest.approx(0.8, rel=4 * member.error)
-    assert member.error < 0.035
+    assert member.per_s == pytest.approx(0.8, rel=4 * member.estimate()[1])
+    assert member.estimate()[1] < 0.035
     assert member.known_per_s == member.per_s
 
 
@@ -106,7 +106,7 @@ def test_a_new_worker_is_expected_to_be_like_the_others() -> None:
     serve(rates.join(None), 0.1, 400, seed=2)
     newcomer = rates.join(None)
     assert 0.1 < newcomer.per_s < 0.5
-    assert newcomer.error == 0.0
+    assert newcomer.estimate()[1] == 0.0
 
 
 def test_one_without_a_plan_among_others_is_expected_to_be_like_their_mean() -> None:
@@ -155,7 +155,7 @@ def test_a_cluster_learns_from_what_is_sent_and_what_ends() -> None:
     cluster.apply(Ended(again.id, Outcome.ABORTED, 9.0))
     assert (b.service.busy_s, b.service.completions) == (5.0, 0.0)
     view = cluster.groups["default"].views(Dispatch.POOL)[0]
-    assert (view.service_rate, view.rate_error) == (a.service.per_s, a.service.error)
+    assert (view.service_rate, view.rate_error) == a.service.estimate()
     assert view.rate_error == pytest.approx(2**0.5 / (EVIDENCE + 2), rel=0.01)
 
     cluster.amend(WorkerSpec("a", "", slots=2, service_rate=9.0))
