@@ -45,7 +45,7 @@ def test_rates_are_positive_and_the_group_knows_the_sum_of_its_members(
             member.gone(there.pop(0), now_s, complete=what == "completed")
         for each, _ in members:
             assert 0 < each.per_s < math.inf
-            assert 0 <= each.error < 0.12
+            assert 0 <= each.estimate()[1] < 0.12
             assert each.completions < MEMORY + 5
     kept = rates.factor
     last = rates.join(None)
