@@ -104,10 +104,10 @@ class Ordered(Policy):
 
 
 ARMS: Mapping[str, tuple[str | None, Callable[[int], Policy] | None]] = {
-    "fcfs": ("2048", lambda _: Ordered(by_arrival, barrier_time())),
-    "edf": ("2048", lambda _: Ordered(by_deadline, barrier_time())),
+    "fcfs": ("2048", lambda _: Ordered(by_arrival, barrier_time)),
+    "edf": ("2048", lambda _: Ordered(by_deadline, barrier_time)),
     "llm-d": ("2048", lambda seed: Ordered(by_deadline, prefix_score(seed))),
-    "edf, 512": ("512", lambda _: Ordered(by_deadline, barrier_time())),
+    "edf, 512": ("512", lambda _: Ordered(by_deadline, barrier_time)),
     "evenstep": (None, None),
 }
 

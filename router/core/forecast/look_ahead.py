@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -158,9 +159,10 @@ class LookAhead:
         self.profile = profile or WorkProfile()
         self.step_tokens = self.profile.step_tokens
         self._horizon = horizon
-        self._discount = discount
-        self._tie_weight = tie_weight
-        self._lead_tokens = lead_tokens
+        given = {"discount": discount, "tie_weight": tie_weight, "lead_tokens": lead_tokens}
+        self._given: dict[str, Any] = {
+            name: value for name, value in given.items() if value is not None
+        }
         self._learner = signal if isinstance(signal, LearningSignal) else None
         self._meter = None if isinstance(signal, NoSignal) else SkillMeter()
         self._lengths = MeanLengths()
@@ -278,13 +280,7 @@ class LookAhead:
         chosen = choose(
             *self._fleet, output_steps, size_tokens, self.skill, horizon, self.profile.growth
         )
-        if self._discount is not None:
-            chosen = replace(chosen, discount=self._discount)
-        if self._tie_weight is not None:
-            chosen = replace(chosen, tie_weight=self._tie_weight)
-        if self._lead_tokens is not None:
-            chosen = replace(chosen, lead_tokens=self._lead_tokens)
-        return chosen
+        return replace(chosen, **self._given)
 
     def _weighed(self, work: Floats) -> Outlook:
         chosen = self._parameters

@@ -51,7 +51,7 @@ POLICIES: Mapping[str, PolicyRow] = MappingProxyType(
             looks_ahead=True,
         ),
         "barrier_time": PolicyRow(
-            lambda _: PerRequest(prompts.barrier_time()),
+            lambda _: PerRequest(prompts.barrier_time),
             "least time added at the barrier, by prompt to compute and load, at their learned cost",
         ),
         "bfio": PolicyRow(
@@ -60,7 +60,7 @@ POLICIES: Mapping[str, PolicyRow] = MappingProxyType(
             looks_ahead=True,
         ),
         "cache_aware": PolicyRow(
-            lambda _: PerRequest(prompts.cache_aware()),
+            lambda _: PerRequest(prompts.cache_aware),
             "longest cached prefix while requests are balanced, as in SGLang's gateway",
         ),
         "fcfs": PolicyRow(

@@ -21,28 +21,24 @@ EXCESS_STEPS = 50
 """
 
 
-def barrier_time(steps: float = EXCESS_STEPS) -> Choose:
+def barrier_time(request: Request, room: Room, open_: Sequence[int]) -> int:
     """The least time that a placement adds at the barrier; the smallest load among equals.
 
     That is t_p (pending_g + s_i - hit_ig) + D t_l max(0, L_g + s_i - max L). The first term is the
     worker's prompt work with this request. The second is what its load lengthens each of the next D
     steps of all workers. Costs are the learned ones; this rule is our own.
     """
+    cost, fullest = room.known.step_time, max(room.load_tokens)
+    token, prompt_token = 1.0, PROMPT_RATIO  # only their ratio counts
+    if cost is not None and cost.per_prompt_token_s:
+        token, prompt_token = cost.per_token_s, cost.per_prompt_token_s
 
-    def choose(request: Request, room: Room, open_: Sequence[int]) -> int:
-        cost, fullest = room.known.step_time, max(room.load_tokens)
-        token, prompt_token = 1.0, PROMPT_RATIO  # only their ratio counts
-        if cost is not None and cost.per_prompt_token_s:
-            token, prompt_token = cost.per_token_s, cost.per_prompt_token_s
+    def added(i: int) -> tuple[float, int]:
+        excess = max(0, room.load_tokens[i] + request.load_tokens - fullest)
+        work = prompt_token * room.prompt_work(i, request) + EXCESS_STEPS * token * excess
+        return work, room.load_tokens[i]
 
-        def added(i: int) -> tuple[float, int]:
-            excess = max(0, room.load_tokens[i] + request.load_tokens - fullest)
-            work = prompt_token * room.prompt_work(i, request) + steps * token * excess
-            return work, room.load_tokens[i]
-
-        return min(open_, key=added)
-
-    return choose
+    return min(open_, key=added)
 
 
 def least_prefill(request: Request, room: Room, open_: Sequence[int]) -> int:
@@ -104,25 +100,19 @@ def prefix_score(seed: int, prefix: float = 3.0, queue: float = 2.0, memory: flo
     return choose
 
 
-def cache_aware(
-    cache_threshold: float = 0.3, balance_abs: int = 64, balance_rel: float = 1.5
-) -> Choose:
+def cache_aware(request: Request, room: Room, open_: Sequence[int]) -> int:
     """The longest cached prefix while requests are balanced, else the fewest requests.
 
     ``cache_aware`` of the SGLang model gateway (lightseekorg/smg) with its defaults. Requests are
-    out of balance if the most exceed the least by more than ``balance_abs`` and by more than
-    the factor ``balance_rel``. A prefix counts if its share of the prompt exceeds
-    ``cache_threshold``. The gateway guesses what is cached from what it has sent; here it is known.
+    out of balance if the most exceed the least by more than 64 and by more than half. A prefix
+    counts if it is more than 30 % of the prompt. The gateway guesses what is cached from what it
+    has sent; here it is known.
     """
-
-    def choose(request: Request, room: Room, open_: Sequence[int]) -> int:
-        counts = [room.requests[i] for i in open_]
-        least, most = min(counts), max(counts)
-        among = open_
-        if most - least <= balance_abs or most <= balance_rel * least:
-            longest = max(room.cached(i, request) for i in open_)
-            if longest > cache_threshold * request.prompt_tokens:
-                among = [i for i in open_ if room.cached(i, request) == longest]
-        return min(among, key=room.requests.__getitem__)
-
-    return choose
+    counts = [room.requests[i] for i in open_]
+    least, most = min(counts), max(counts)
+    among = open_
+    if most - least <= 64 or most <= 1.5 * least:
+        longest = max(room.cached(i, request) for i in open_)
+        if longest > 0.3 * request.prompt_tokens:
+            among = [i for i in open_ if room.cached(i, request) == longest]
+    return min(among, key=room.requests.__getitem__)

@@ -195,9 +195,9 @@ class Cluster:
                 self._group_of[event.worker_id].lose_feed(event.worker_id)
             case ev.PowerTold():
                 self._group_of[event.worker_id].take_power(event)
-            case ev.EngineFailed() | ev.Succeeded() | ev.Failed() | ev.Refused():
-                self._apply_result(event)
-            case ev.RestRequested():
+            case (
+                ev.EngineFailed() | ev.Succeeded() | ev.Failed() | ev.Refused() | ev.RestRequested()
+            ):
                 self._apply_result(event)
             case _:
                 self._apply_request(event)

@@ -367,7 +367,7 @@ class Group:
 
     def enter(self, worker: Worker, request: Request, now_s: float | None) -> None:
         """Move a waiting request to a worker; ``now_s`` None (as in ``leave``): unknown."""
-        self._withdraw(request, but=self)
+        self.withdraw(request, to=self)
         self.held[request.tenant] += request.slots
         self.wanted.add(request.targets)
         hits, cached = self._cached, None
@@ -378,14 +378,11 @@ class Group:
         guesses.sent(self.prefixes, worker, request, now_s, cached)
         worker.add(request, now_s, cached)
 
-    def withdraw(self, request: Request) -> None:
-        """A waiting request goes to no worker."""
-        self._withdraw(request)
-
-    def _withdraw(self, request: Request, but: Group | None = None) -> None:
+    def withdraw(self, request: Request, to: Group | None = None) -> None:
+        """A request waits no longer; ``to`` None: it goes to no worker."""
         self.line.waiting -= 1
         for group in self.line.groups:
-            if group is not but:
+            if group is not to:
                 group.prefixes.forget(request.id)
 
     def leave(

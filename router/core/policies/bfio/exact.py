@@ -21,6 +21,8 @@ from router.core.policies.bfio.exact_model import Model, Program, Split, run_hig
 from router.core.policies.bfio.solver import Instance, solve
 
 TOLERANCE = 1e-4
+"""Gap of a proven solution, as a fraction of the objective; half a token always suffices."""
+
 _TOLERANCE_TOKENS = 0.5
 _FIRST_SPLITS = 3
 _CUT = 1e-5
@@ -56,7 +58,6 @@ def solve_exact(
     instance: Instance,
     time_limit_s: float = 60.0,
     start: Ints | None = None,
-    tolerance: float = TOLERANCE,
 ) -> ExactSolution:
     """Solve (IO) of arXiv 2601.17855, section 4.
 
@@ -64,8 +65,6 @@ def solve_exact(
         instance: its tie weight must be 0.
         time_limit_s: after it, the best result so far is returned.
         start: initial places; None: those of ``solve``.
-        tolerance: gap of a proven solution, as a fraction of the objective; half a token always
-            suffices.
 
     Raises:
         ValueError: the tie weight is not 0; a linear program has no quadratic term.
@@ -75,19 +74,16 @@ def solve_exact(
             f"the exact program is linear, and the tie weight is {instance.tie_weight:g}: make it 0"
         )
     places = solve(instance).places if start is None else start
-    search = _Search(instance, places, time_limit_s, tolerance)
+    search = _Search(instance, places, time_limit_s)
     if instance.most_admitted:
         search.run()
     return search.found
 
 
 class _Search:
-    def __init__(
-        self, instance: Instance, places: Ints, time_limit_s: float, tolerance: float
-    ) -> None:
+    def __init__(self, instance: Instance, places: Ints, time_limit_s: float) -> None:
         self._instance = instance
         self._time_limit_s = time_limit_s
-        self._tolerance = tolerance
         self._spent_s = 0.0
         self._places = places
         self._objective = instance.objective(places)
@@ -95,7 +91,7 @@ class _Search:
 
     @property
     def _margin(self) -> float:
-        return max(_TOLERANCE_TOKENS, self._tolerance * self._objective)
+        return max(_TOLERANCE_TOKENS, TOLERANCE * self._objective)
 
     @property
     def _proven(self) -> bool:

@@ -109,7 +109,7 @@ def test_it_finds_the_least_imbalance_of_all(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(120))
 def test_the_bound_is_below_every_filling(seed: int) -> None:
     problem = drawn(seed)
-    assert solve_exact(problem, tolerance=0.0).bound <= enumerated(problem) + 1e-6
+    assert solve_exact(problem).bound <= enumerated(problem) + 1e-6
 
 
 def test_places_are_a_filling() -> None:

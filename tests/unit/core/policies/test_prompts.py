@@ -186,8 +186,6 @@ def test_peers_rules_take_other_weights() -> None:
     cached = a_round(100, [(0, 0, 0, 0, 0, 400), (0, 9, 0, 0, 900, 900)], None)
     assert cached.chosen(prompts.prefix_score(0, memory=0)) == 1
     assert cached.chosen(prompts.prefix_score(0)) == 0
-    assert cached.chosen(prompts.cache_aware()) == 1
-    assert cached.chosen(prompts.cache_aware(balance_abs=8)) == 0
 
 
 @pytest.mark.parametrize("name", ["barrier_time", "least_prefill", "lmetric"])

@@ -248,7 +248,7 @@ def test_without_steps_bfio_is_barrier_time() -> None:
     """It goes by guesses of caches and costs, and sends at once: who is busy is not known."""
     rng = random.Random(0)
     ours, theirs = Life(LookAhead(CapSignal())), Life()
-    theirs.decider.policy = PerRequest(barrier_time())
+    theirs.decider.policy = PerRequest(barrier_time)
     texts = [chain(range(100 * n, 100 * n + 6000), seed()) for n in range(6)]
     went, under_way = dict[str, list[str]](), list[str]()
     for _ in range(60):
