@@ -157,7 +157,7 @@ def _cost(group: Group) -> Told:
 def _prompt_budget(live: Sequence[Worker], told: StepBudget) -> Told:
     every = f" of every {told.every} steps, none in the others" if told.every > 1 else ""
     text = f"At most {told.tokens:,} prompt tokens in a step{every}."
-    kept = [worker.feed and worker.feed.prompt_budget for worker in live]
+    kept = [worker.feed and worker.feed.last.prompt_budget for worker in live]
     if all(tokens is None for tokens in kept):
         text = "No worker takes prompt budgets: set prompt_budget in the plug-in's settings."
         return "fallback", text

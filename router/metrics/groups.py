@@ -26,7 +26,7 @@ def _sources(group: Group) -> dict[str, float]:
 
 def _admissions(group: Group) -> dict[str, float]:
     feeds = [worker.feed for worker in group.live_workers() if worker.feed is not None]
-    counts = Counter(feed.admission or "engine" for feed in feeds)
+    counts = Counter(feed.last.admission or "engine" for feed in feeds)
     return {
         admission: counts[admission] for admission in sorted({*counts, ADMISSION_ENDED, "engine"})
     }
@@ -34,7 +34,7 @@ def _admissions(group: Group) -> dict[str, float]:
 
 def _prompt_budgets(group: Group) -> dict[str, float]:
     feeds = [worker.feed for worker in group.live_workers() if worker.feed is not None]
-    kept = [feed.prompt_budget for feed in feeds if feed.prompt_budget is not None]
+    kept = [feed.last.prompt_budget for feed in feeds if feed.last.prompt_budget is not None]
     told = group.prompt_budget.tokens if group.prompt_budget and kept else None
     found = {"router": told, "engines": min(kept, default=None)}
     return {by: tokens for by, tokens in found.items() if tokens is not None}

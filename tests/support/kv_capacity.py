@@ -86,7 +86,7 @@ class Compared:
             self._ask()
             head = self._head()
             tokens = self.scheduler.requests[head].num_tokens
-            view = WorkerView("", 0, 1, 1, admissible_blocks=feed.admissible_blocks, kv=feed.kv)
+            view = WorkerView("", 0, 1, 1, admissible_blocks=feed.last.admissible_blocks, kv=feed.kv)
             assert view.room is not None
             routed = view.need(Request("", "", tokens)) <= view.room
             settled, fresh = self._settled(), not self.scheduler.requests[head].num_preemptions
@@ -125,7 +125,7 @@ class Compared:
         tokens = int(rng.lognormvariate(7.5, 1.5))
         if rng.random() < 0.6:
             assert feed.kv is not None
-            fits = feed.kv.tokens(feed.admissible_blocks or 0)
+            fits = feed.kv.tokens(feed.last.admissible_blocks or 0)
             size = self.scheduler.kv_cache_manager.coordinator.single_type_managers[0].block_size
             tokens = fits + rng.randrange(-2 * size, 2 * size)
         output = rng.randrange(2, 400)

@@ -31,6 +31,10 @@ def _unclaimed(token: str, told: RunningRequest) -> tuple[int, int | None]:
     return NO_CAP, None
 
 
+# Before the first one.
+_NOTHING = Snapshot("delta", "", "", 0, "", 0, 0, 0.0, 0.0)
+
+
 class _Part(msgspec.Struct, gc=False):
     """One running engine request; ``from_tokens``: output at its first sight; see ``Departure``."""
 
@@ -53,15 +57,12 @@ class Feed:
     asked: Collection[str] = ()  # tokens of requests whose share of each step is needed
     epoch: str = ""
     sequence: int = 0
-    step: int = 0
+    last: Snapshot = _NOTHING  # the last one that was not late
     received_s: float = 0.0
     full_s: float = 0.0  # when the last full snapshot was received
-    step_s: float = 0.0  # how long the last step took
     slots: int = 0
     waiting: int = 0
     waiting_routed: int = 0  # part of ``waiting`` that may be this router's
-    waiting_tokens: int = 0  # KV tokens that the queued requests will hold at first
-    power_w: float | None = None
     load_tokens: int = 0  # KV tokens of the running requests, with prompts in prefill counted whole
     step_load_tokens: int = 0  # tokens resident in the last step, including requests that it ended
     step_running: int = 0
@@ -74,13 +75,7 @@ class Feed:
     step_firsts: int = 0  # requests that it gave their first token; 0 if unknown
     kv_usage: float = 0.0  # fraction in use, of the fullest group of blocks
     kv_tokens: int = 0  # longest request that the whole KV memory holds; 0 if unknown
-    admissible_tokens: int | None = None  # longest prompt that it would admit with an empty queue
-    # KV blocks of prompts that it would admit so; None: it does not tell.
-    admissible_blocks: int | None = None
     kv: KvBlocks | None = None  # blocks that requests take there; None until ``known``
-    admission: str | None = None
-    prompt_budget: int | None = None
-    max_loras: int = 0
     preemptions: int = 0
     prefill_left: int = 0
     computing: int = 0  # running requests whose prompts are not computed yet
@@ -115,7 +110,8 @@ class Feed:
     def steps_at(self, now_s: float | None) -> float:
         """Steps that have ended, and how much of the next one is over if it is as long."""
         begun_s = 0.0 if now_s is None else now_s - self.received_s
-        return self.step + (min(1.0, begun_s / self.step_s) if self.step_s else 0.0)
+        step, step_s = self.last.step, self.last.step_s
+        return step + (min(1.0, begun_s / step_s) if step_s else 0.0)
 
     def apply(self, snapshot: Snapshot, received_s: float) -> list[str] | None:
         """Tokens of routers' ended requests; None: the snapshot is late, and has no effect."""
@@ -207,20 +203,11 @@ class Feed:
             self.gaps += snapshot.sequence - self.sequence - 1
             self.full_wanted = True
         self.sequence = snapshot.sequence
-        self.step = snapshot.step
-        self.received_s = received_s
-        self.step_s = snapshot.step_s
+        self.last, self.received_s = snapshot, received_s
         self.slots = 0 if "slots" in snapshot.unreported else snapshot.slots  # 0: unknown
         self.waiting = snapshot.waiting
-        self.waiting_tokens = snapshot.waiting_tokens
         routed = snapshot.waiting_routed  # an older plug-in does not tell; it may be all
         self.waiting_routed = self.waiting if routed is None else min(routed, self.waiting)
-        self.power_w = snapshot.power_w
-        self.admissible_tokens = snapshot.admissible_kv_tokens
-        self.admissible_blocks = snapshot.admissible_blocks
-        self.admission = snapshot.admission
-        self.prompt_budget = snapshot.prompt_budget
-        self.max_loras = snapshot.max_loras
         if snapshot.preemptions_total != self._preemptions_told:
             if self._preemptions_told is not None:
                 self.preemptions += max(0, snapshot.preemptions_total - self._preemptions_told)

@@ -357,7 +357,9 @@ class Group:
 
     def watch(self, on_step: Callable[[ClosedStep], None] | None) -> None:
         feeds = {i: worker.feed for i, worker in self.workers.items() if worker.feed is not None}
-        said = {i: Said(feed.step_running, feed.waiting, feed.power_w) for i, feed in feeds.items()}
+        said = {
+            i: Said(feed.step_running, feed.waiting, feed.last.power_w) for i, feed in feeds.items()
+        }
         self._ledger.watch(on_step, said)
 
     def progress(self, worker: Worker, request: Request, generated_tokens: int) -> None:

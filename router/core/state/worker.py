@@ -171,7 +171,7 @@ class Worker:
             # Routers' requests in the queue are among those not shown.
             if feed.waiting and self.spec.role != "decode":
                 others = feed.waiting - feed.waiting_routed
-                pending += feed.waiting_tokens * others // feed.waiting
+                pending += feed.last.waiting_tokens * others // feed.waiting
         return pending
 
     def _unseen_tokens(self) -> int:
@@ -212,7 +212,7 @@ class Worker:
         return feed
 
     def power_w(self, now_s: float) -> float | None:
-        own_w = None if self.feed is None else self.feed.power_w
+        own_w = None if self.feed is None else self.feed.last.power_w
         return self.meter.power_w(now_s) if own_w is None else own_w
 
     def lose_feed(self) -> None:
@@ -354,16 +354,16 @@ class Worker:
         load_tokens = unseen_tokens + foreign.load_tokens
         if feed is not None:
             load_tokens += feed.load_tokens
-            if pooled and feed.admissible_tokens is not None:
-                tokens = max(0, feed.admissible_tokens - unseen_tokens)
-            if pooled and feed.admissible_blocks is not None and feed.kv is not None:
-                kv, blocks = feed.kv, feed.admissible_blocks
+            if pooled and feed.last.admissible_kv_tokens is not None:
+                tokens = max(0, feed.last.admissible_kv_tokens - unseen_tokens)
+            if pooled and feed.last.admissible_blocks is not None and feed.kv is not None:
+                kv, blocks = feed.kv, feed.last.admissible_blocks
                 for token, parts in self.unseen.items():
                     flight = self._in_flight[token]
                     held = flight.request.prompt_tokens + flight.generated_tokens // parts
                     blocks -= parts * kv.entering(held)
                 blocks = max(0, blocks)
-        max_loras = feed.max_loras if pooled and feed else 0
+        max_loras = feed.last.max_loras if pooled and feed else 0
         named = (flight.request.adapter for flight in self._in_flight.values())
         shown = feed or foreign.gauges
         per_s, error = self.service.estimate()
@@ -407,7 +407,7 @@ class Worker:
             return NO_CAP, None
         self._learn(flight, told.prompt_tokens)
         if flight.sent_at is not None and self.feed is not None:
-            self.service.group.delay.learn(self.feed.step - flight.sent_at - 1)
+            self.service.group.delay.learn(self.feed.last.step - flight.sent_at - 1)
             flight.sent_at = None
         # Of several parts the first: the others may hit its blocks.
         if not (flight.compared or "cached_tokens" in self.unreported):

@@ -44,7 +44,7 @@ def test_a_full_snapshot_is_the_state() -> None:
     feed = fed(snapshot("full", 4, running(part(9), 1000)), FULL)
     assert (feed.load_tokens, feed.running, feed.waiting, feed.slots) == (165, 2, 2, 8)
     assert feed.running_by_token == {token(1): 1}
-    assert (feed.epoch, feed.sequence, feed.step, feed.received_s) == ("e1", 5, 5, 1.0)
+    assert (feed.epoch, feed.sequence, feed.last.step, feed.received_s) == ("e1", 5, 5, 1.0)
     assert (feed.gaps, feed.full_wanted) == (0, False)
 
 
