@@ -168,13 +168,9 @@ class LookAhead:
         self._lengths = MeanLengths()
         self._fleet = (1, DEFAULT_SLOTS)
         self._unreviewed = 0
-        self._parameters = self._choose()
+        self.parameters = self._choose()
         self._versions: Sequence[int] = ()
         self._work: Floats = np.empty((0, 0))
-
-    @property
-    def parameters(self) -> Parameters:
-        return self._parameters
 
     @property
     def skill(self) -> float | None:
@@ -184,7 +180,7 @@ class LookAhead:
     @property
     def needs_running(self) -> bool:
         """True if the next outlook needs the running requests; else sums by worker suffice."""
-        if self._parameters.horizon > 0 or not self.profile.plain:
+        if self.parameters.horizon > 0 or not self.profile.plain:
             return True
         return self._horizon is None and self._meter is not None and self._meter.due
 
@@ -205,7 +201,7 @@ class LookAhead:
         self._settle(workers, slots)
         stale = self._learner is not None and self._learner.stale
         learns = stale or (self._meter is not None and self._meter.due)
-        if learns or self._work.shape != (workers, self._parameters.horizon + 1):
+        if learns or self._work.shape != (workers, self.parameters.horizon + 1):
             now = running(range(workers))
             self._observe(now)
             self._work = self._forecast(now, workers)
@@ -240,7 +236,7 @@ class LookAhead:
         self.profile, self.step_tokens = profile, profile.step_tokens
         self.signal.follow(profile)
         self._work = np.empty((0, 0))
-        self._parameters = self._choose(self._parameters.horizon)
+        self.parameters = self._choose(self.parameters.horizon)
 
     def advance(self, steps: int = 1) -> bool:
         """Count steps; true if they ended with a review."""
@@ -252,7 +248,7 @@ class LookAhead:
         if self._unreviewed < REVIEW_STEPS:
             return False
         self._unreviewed = 0
-        self._parameters = self._choose()
+        self.parameters = self._choose()
         return True
 
     def _observe(self, running: Running) -> None:
@@ -263,7 +259,7 @@ class LookAhead:
             self._meter.note(running, self.signal)
 
     def _forecast(self, running: Running, workers: int) -> Floats:
-        horizon = self._parameters.horizon
+        horizon = self.parameters.horizon
         prediction = self.signal.predict(running, horizon)
         return forecast(running, prediction, self.profile, workers, horizon)
 
@@ -271,7 +267,7 @@ class LookAhead:
         """For another fleet the weights change at once; the horizon waits for the next review."""
         if self._fleet != (workers, slots):
             self._fleet = (workers, slots)
-            self._parameters = self._choose(self._parameters.horizon)
+            self.parameters = self._choose(self.parameters.horizon)
 
     def _choose(self, horizon: int | None = None) -> Parameters:
         horizon = self._horizon if horizon is None else horizon
@@ -283,7 +279,7 @@ class LookAhead:
         return replace(chosen, **self._given)
 
     def _weighed(self, work: Floats) -> Outlook:
-        chosen = self._parameters
+        chosen = self.parameters
         return Outlook(work, self.profile, chosen.discount, chosen.tie_weight, chosen.lead_tokens)
 
 

@@ -114,7 +114,7 @@ class Prefixes:
         self._texts: dict[int, Correspondence] = {}  # by size of block
         self._most_answers = most_answers
         self._most_blocks = most_blocks
-        self._index: BlockIndex | None = None  # made for the first worker that tells
+        self.index: BlockIndex | None = None  # made for the first worker that tells
         self._tellers: dict[str, _Teller] = {}
         self._guesses: dict[str, _Guess] = {}
         self.guessed_tokens = 0
@@ -142,10 +142,6 @@ class Prefixes:
         return len(self._guesses)
 
     @property
-    def index(self) -> BlockIndex | None:
-        return self._index
-
-    @property
     def answers(self) -> int:
         """Number of requests whose answers are kept."""
         return len(self._answers)
@@ -154,15 +150,15 @@ class Prefixes:
     def memory_bytes(self) -> int:
         """Memory of the index, and of what is known of texts."""
         texts = sum(text.memory_bytes for text in self._texts.values())
-        return texts + (self._index.memory_bytes if self._index is not None else 0)
+        return texts + (self.index.memory_bytes if self.index is not None else 0)
 
     def held(self, worker_id: str) -> int | None:
         """Blocks that a worker has cached; None: it does not tell."""
         teller = self._tellers.get(worker_id)
         if teller is None:
             return None
-        assert self._index is not None
-        return self._index.held(teller.number)
+        assert self.index is not None
+        return self.index.held(teller.number)
 
     def tells(self, worker_id: str) -> bool:
         return worker_id in self._tellers
@@ -204,18 +200,18 @@ class Prefixes:
             return
         if teller is None:
             return
-        assert self._index is not None
+        assert self.index is not None
         text = self._texts[teller.block_tokens]
         for chain in snapshot.chains:
             if (token := request_token(chain.id)) is not None:
                 self._note(text.told(token, chain.first, chain.blocks))
         if snapshot.blocks_cleared or snapshot.kind == "full":
-            self._index.clear(teller.number)
+            self.index.clear(teller.number)
             self._all_stale()
         if snapshot.blocks_cleared:
             self._leave_index(self._guesses.pop(worker_id, None))
-        self._index.remove(teller.number, snapshot.blocks_removed)
-        self._index.store(teller.number, snapshot.blocks_stored)
+        self.index.remove(teller.number, snapshot.blocks_removed)
+        self.index.store(teller.number, snapshot.blocks_stored)
         if self._watched:
             self._note(snapshot.blocks_removed)
             self._note(snapshot.blocks_stored)
@@ -236,17 +232,17 @@ class Prefixes:
         if guess is None:
             guess = self._guesses[worker_id] = _Guess(self._joined(), SentPrompts())
             self._recount()
-        assert self._index is not None
+        assert self.index is not None
         guess.sent.most_tokens = most_tokens
         new = guess.sent.add(parts(content), ends(content, tokens), now_s)
-        self._index.store(guess.number, new)
+        self.index.store(guess.number, new)
         self._note(new + content.session)  # of a session known before there are more tokens now
         due: Iterable[_Guess] = (guess,)
         if now_s - self._aged_s >= LOOK_AGAIN_S:
             self._aged_s, due = now_s, self._guesses.values()
         for each in due:
             gone = each.sent.forget(now_s)
-            self._index.remove(each.number, gone)
+            self.index.remove(each.number, gone)
             self._note(gone)
 
     def ended(self, request_id: str) -> None:
@@ -280,8 +276,8 @@ class Prefixes:
 
     def _leave_index(self, one: _Teller | _Guess | None) -> None:
         if one is not None:
-            assert self._index is not None
-            self._index.leave(one.number)
+            assert self.index is not None
+            self.index.leave(one.number)
             self._recount()
 
     def _begin(self, worker_id: str, snapshot: Snapshot, *, texts: bool) -> None:
@@ -304,9 +300,9 @@ class Prefixes:
             self._recount()
 
     def _joined(self) -> int:
-        if self._index is None:
-            self._index = BlockIndex(self._most_blocks)
-        return self._index.join()
+        if self.index is None:
+            self.index = BlockIndex(self._most_blocks)
+        return self.index.join()
 
     def _recount(self) -> None:
         numbers: dict[int, list[int]] = {}
@@ -371,15 +367,15 @@ class Prefixes:
 
     def _look(self, request: Request) -> _Answer:
         """Look up the blocks of a prompt, and watch those where the answer changes."""
-        width = self._index.width if self._index is not None else 0
+        width = self.index.width if self.index is not None else 0
         tokens = np.zeros(width + 1, np.int64)
         bounds: list[_Bound] = []
         watched: set[int] = set()
         for block_tokens, numbers in self._numbers.items():
-            assert self._index is not None
+            assert self.index is not None
             chain, unknown = self._chain(request, block_tokens)
             watched.update(array("Q", unknown))
-            blocks = self._index.leading(chain)[numbers]
+            blocks = self.index.leading(chain)[numbers]
             if block_tokens == _GUESSED:
                 tokens[numbers] = self._guessed_tokens(request, blocks)
             else:
