@@ -22,4 +22,3 @@ class RequestWatcher(Protocol):
 
     def ended(self, request: Request, served: Served | None, outcome: Outcome) -> None:
         """The request ends; ``served`` None: it was at no worker."""
-        ...

@@ -90,4 +90,3 @@ class Policy(Protocol):
             workers: live workers of one group, in a fixed order.
             known: what is known beyond the views; its rows are in the workers' order.
         """
-        ...

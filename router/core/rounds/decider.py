@@ -49,7 +49,6 @@ class Workers(Protocol):
     @property
     def askable(self) -> Set[str]:
         """Ids of workers that accept requests, if not at this moment."""
-        ...
 
     @property
     def slots(self) -> int: ...
@@ -57,7 +56,6 @@ class Workers(Protocol):
     @property
     def steps_under_way(self) -> int:
         """Steps that begin before what a round sends arrives, as learned so far."""
-        ...
 
     @property
     def totals(self) -> Mapping[PoolState, StepTotals]: ...
@@ -65,7 +63,6 @@ class Workers(Protocol):
     @property
     def step_time(self) -> StepTime | None:
         """Cost of its steps, as learned so far."""
-        ...
 
     @property
     def hits(self) -> Hits | None: ...
@@ -73,34 +70,27 @@ class Workers(Protocol):
     @property
     def barrier(self) -> bool | None:
         """True if its workers wait for each other; None: unknown."""
-        ...
 
     @property
     def stepping(self) -> bool:
         """True if a worker has work, and its steps count in ``totals``."""
-        ...
 
     @property
     def steps_told(self) -> bool:
         """True if all live workers tell of their steps, so that it is known which are busy."""
-        ...
 
     def profile(self, before: WorkProfile) -> WorkProfile:
         """The work of requests, as the group's steps show it by now."""
-        ...
 
     def own_steps(self, step_tokens: float) -> int:
         """Steps since the last call that no ``learn`` reports."""
-        ...
 
     def review(self, now_s: float) -> bool:
         """Bring to the present what depends on time alone."""
-        ...
 
     @property
     def version(self) -> int | None:
         """Another one after each change that the views show; None: they change without notice."""
-        ...
 
     def views(self, dispatch: Dispatch, overcommit: int) -> Sequence[WorkerView]: ...
 
@@ -108,7 +98,6 @@ class Workers(Protocol):
 
     def running(self, places: Iterable[int]) -> Running:
         """Requests on the workers at these places of the views, or on the way there."""
-        ...
 
 
 W = TypeVar("W", bound=Workers)
