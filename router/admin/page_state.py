@@ -93,7 +93,7 @@ class Status:
 
 
 def _sums(group: Group, decider: Decider | None) -> Shown:
-    steps, joules = group.every_step, group.joules
+    steps, joules = group.every_step, group.energy.joules
     outcomes = decider.stats.outcomes if decider else {}
     ttft = decider.stats.ttft_s if decider else None
     of_steps = (

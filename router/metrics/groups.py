@@ -41,7 +41,7 @@ def _prompt_budgets(group: Group) -> dict[str, float]:
 
 
 def _fitted_watts(group: Group) -> dict[str, float]:
-    found = group.level_fit.fitted()
+    found = group.energy.level_fit.fitted()
     return {} if found is None else dict(zip(STATES, found, strict=True))
 
 
@@ -171,30 +171,30 @@ GROUP_ROWS: Table[Group] = {
     **PREFIX_ROWS,
     "evenstep_useful_energy_joules_total": Row(
         "Energy that workers spent on computing, by the calibrated --power-levels.",
-        lambda group: group.joules.useful_j,
+        lambda group: group.energy.joules.useful_j,
     ),
     "evenstep_waiting_energy_joules_total": Row(
         "Energy that workers spent on waiting in steps for the slowest of them, by the calibrated "
         "--power-levels and the step's cost: what balancing can save.",
-        lambda group: group.joules.waiting_j,
+        lambda group: group.energy.joules.waiting_j,
     ),
     "evenstep_idle_energy_joules_total": Row(
         "Energy that workers spent between steps, with nothing to run.",
-        lambda group: group.joules.idle_j,
+        lambda group: group.energy.joules.idle_j,
     ),
     "evenstep_undivided_energy_joules_total": Row(
         "Energy of steps that is known only as a whole: no --power-levels, or not known how long "
         "workers waited; and what a worker used while nothing was heard of it. With the other "
         "three it is all that the workers' meters have counted.",
-        lambda group: group.joules.unknown_j,
+        lambda group: group.energy.joules.unknown_j,
     ),
     "evenstep_metered_seconds_total": Row(
         "What metered workers have done, summed over workers: idle between steps, waiting in steps "
         "for the fullest, computing; unknown of steps of which it is not known how long they "
         "waited.",
         lambda group: {
-            **dict(zip(STATES, group.level_fit.seconds, strict=True)),
-            "unknown": group.level_fit.unknown_s,
+            **dict(zip(STATES, group.energy.level_fit.seconds, strict=True)),
+            "unknown": group.energy.level_fit.unknown_s,
         },
         "state",
     ),

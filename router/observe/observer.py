@@ -164,7 +164,7 @@ class Observer:
 
 def group_report(group: Group) -> dict[str, Any]:
     """A group's steps so far; None: not known."""
-    measured, joules = total(group), group.joules
+    measured, joules = total(group), group.energy.joules
     return {
         "workers": len(group.workers),
         "workers_up": len(group.live_workers()),

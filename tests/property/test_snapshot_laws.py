@@ -78,6 +78,6 @@ def test_the_next_good_snapshot_is_taken_in(said: list[dict[str, Any]]) -> None:
     assert worker.feed is not None
     assert (worker.feed.sequence, worker.load_tokens, worker.requests) == (70_001, 110, 1)
     look_ahead.advance(256)
-    assert math.isfinite(group.joules.total_j)
+    assert math.isfinite(group.energy.joules.total_j)
     outlook = look_ahead.outlook(group.running(), 1, 8)
     assert math.isfinite(outlook.work.sum())

@@ -86,7 +86,9 @@ class Compared:
             self._ask()
             head = self._head()
             tokens = self.scheduler.requests[head].num_tokens
-            view = WorkerView("", 0, 1, 1, admissible_blocks=feed.last.admissible_blocks, kv=feed.kv)
+            view = WorkerView(
+                "", 0, 1, 1, admissible_blocks=feed.last.admissible_blocks, kv=feed.kv
+            )
             assert view.room is not None
             routed = view.need(Request("", "", tokens)) <= view.room
             settled, fresh = self._settled(), not self.scheduler.requests[head].num_preemptions

@@ -119,7 +119,8 @@ class Cluster:
         tracked = self._requests.get(request_id)
         if tracked is None or tracked.worker is None:
             return None
-        return self.groups[tracked.request.group].energy_j(tracked.worker, request_id)
+        energy = self.groups[tracked.request.group].energy
+        return energy.of_request(tracked.worker.spec.id, request_id)
 
     # Workers.
 

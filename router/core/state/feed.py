@@ -27,10 +27,6 @@ _MOST_LATE = 1 << 16
 Claim = Callable[[str, RunningRequest], tuple[int, int | None]]
 
 
-def _unclaimed(token: str, told: RunningRequest) -> tuple[int, int | None]:
-    return NO_CAP, None
-
-
 # Before the first one.
 _NOTHING = Snapshot("delta", "", "", 0, "", 0, 0, 0.0, 0.0)
 
@@ -53,7 +49,7 @@ class Feed:
     """State of one engine, updated by its snapshots."""
 
     rows: WorkerRows = field(default_factory=lambda: RunningTable().worker())
-    claim: Claim = _unclaimed  # lookup of a shown request's cap and id
+    claim: Claim = lambda _token, _told: (NO_CAP, None)  # lookup of a shown request's cap and id
     asked: Collection[str] = ()  # tokens of requests whose share of each step is needed
     epoch: str = ""
     sequence: int = 0

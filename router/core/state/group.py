@@ -9,8 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from router.core.energy.joules import Joules, PowerLevels
-from router.core.energy.levels import LevelFit
+from router.core.energy.joules import PowerLevels
 from router.core.events import PowerTold, SnapshotReceived
 from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import DEFAULT_CHUNK, Outlook, Running, WorkProfile
@@ -69,6 +68,7 @@ class Group:
         self.token_rate: TokenRate = TokenRate() if serves is None else serves.token_rate
         self._table = RunningTable()
         self._ledger = StepLedger(power_levels)
+        self.energy = self._ledger.energy
         self._growth = Growth()
         self._own_steps = OwnSteps()
         self._fed: set[str] = set()  # live workers with a feed, which a step waits for
@@ -116,14 +116,6 @@ class Group:
         every = self.workers.values()
         seen = [w.preemptions + (w.feed.preemptions if w.feed else 0) for w in every]
         return self._gone_preemptions + sum(seen)
-
-    @property
-    def joules(self) -> Joules:
-        return self._ledger.energy.joules
-
-    @property
-    def level_fit(self) -> LevelFit:
-        return self._ledger.energy.level_fit
 
     @property
     def step_time(self) -> StepTime | None:
@@ -336,7 +328,7 @@ class Group:
         if feed is None or not feed.known or not worker.live:
             return False
         if self.serves is not None:
-            self._ledger.energy.alone(event.worker_id, snapshot, idle=not feed.resident_tokens)
+            self.energy.alone(event.worker_id, snapshot, idle=not feed.resident_tokens)
             return False
         state = PoolState.WAITING if self.line.waiting else PoolState.EMPTY
         free_slots = worker.open_slots(feed.step_running)
@@ -350,10 +342,7 @@ class Group:
         worker = self.workers[told.worker_id]
         worker.meter.told = told
         if worker.feed is None:
-            self._ledger.energy.told(told.worker_id, told, idle=worker.live and not worker.requests)
-
-    def energy_j(self, worker: Worker, request_id: str) -> float | None:
-        return self._ledger.energy.of_request(worker.spec.id, request_id)
+            self.energy.told(told.worker_id, told, idle=worker.live and not worker.requests)
 
     def watch(self, on_step: Callable[[ClosedStep], None] | None) -> None:
         feeds = {i: worker.feed for i, worker in self.workers.items() if worker.feed is not None}
@@ -397,7 +386,7 @@ class Group:
             del self.held[request.tenant]
         self.wanted.remove(request.targets)
         if request.metered:
-            self._ledger.energy.forget(worker.spec.id, request.id)
+            self.energy.forget(worker.spec.id, request.id)
         self._own_steps.leave(request.id)
 
     def own_steps(self, step_tokens: float) -> int:

@@ -102,7 +102,7 @@ def test_sums_over_steps_per_group_and_state_of_the_pool(bench: Bench) -> None:
 
 def test_joules_by_what_they_were_spent_on(bench: Bench) -> None:
     bench.step(1, a=10, b=4)
-    samples, joules = bench.scrape(), bench.dispatcher.cluster.groups["g"].joules
+    samples, joules = bench.scrape(), bench.dispatcher.cluster.groups["g"].energy.joules
     assert joules.unknown_j > 0
     assert samples["undivided_energy_joules_total", ("g",)] == joules.unknown_j
     for spent in ("useful", "waiting", "idle"):

@@ -65,7 +65,7 @@ class Site:
 
     @property
     def joules(self) -> Joules:
-        return self.group.joules
+        return self.group.energy.joules
 
 
 def test_what_an_agent_counts_is_divided_by_all_steps_since_it_spoke() -> None:
@@ -177,13 +177,13 @@ def test_a_prefill_worker_waits_for_nobody() -> None:
         cluster.apply(PowerTold("p", 50.0, None, time_s))
     assert cluster.worker("p").power_w(2.0) == 50
     group = cluster.groups["default/prefill"]
-    assert group.joules == Joules(idle_j=50.0)
+    assert group.energy.joules == Joules(idle_j=50.0)
     for number, (counted_j, running_now) in enumerate([(0, 0), (30, 1), (100, 0), (140, 0)]):
         told = (running(part(1), 100, 0, 50),) * running_now
         message = snapshot("full", number, *told, step=min(number, 2), step_s=0.5 * (number > 0))
         message = msgspec.structs.replace(message, energy_j=float(counted_j), time_s=float(number))
         cluster.apply(SnapshotReceived("p", message, 2.0))
-    found = group.joules
+    found = group.energy.joules
     assert found.total_j == pytest.approx(50 + 140)
     assert found.idle_j == pytest.approx(50 + 30 * 50 / 250 + 40)
     assert found.useful_j == pytest.approx(30 * 200 / 250 + 70)
@@ -195,7 +195,7 @@ def test_prefill_workers_without_meters_cost_nothing() -> None:
     cluster = Cluster(specs)
     cluster.apply(WorkerUp("p"))
     cluster.apply(SnapshotReceived("p", snapshot("full", 1, step_s=0.5), 0.0))
-    assert cluster.groups["default/prefill"].joules == Joules()
+    assert cluster.groups["default/prefill"].energy.joules == Joules()
 
 
 def test_a_metered_request_is_told_its_joules_while_it_is_on_a_worker() -> None:
@@ -235,7 +235,7 @@ def test_a_worker_that_was_silent_for_a_while_takes_nothing_from_its_requests() 
     assert cluster.energy_j(metered.id) == pytest.approx(200)
     cluster.apply(FeedStale("a"))
     cluster.apply(Ended(metered.id, Outcome.COMPLETED))
-    assert cluster.groups["default"].energy_j(cluster.worker("a"), metered.id) is None
+    assert cluster.groups["default"].energy.of_request("a", metered.id) is None
 
 
 def test_what_ends_before_its_step_is_over_leaves_nothing_behind() -> None:
@@ -252,8 +252,8 @@ def test_what_ends_before_its_step_is_over_leaves_nothing_behind() -> None:
     other = snapshot("full", 2, running(part(2), 10, 1), step_s=0.5, power_w=100.0)
     cluster.apply(SnapshotReceived("b", other, 0.0))
     group = cluster.groups["default"]
-    assert group.joules.total_j == pytest.approx(100)
-    assert group.energy_j(cluster.worker("a"), metered.id) is None
+    assert group.energy.joules.total_j == pytest.approx(100)
+    assert group.energy.of_request("a", metered.id) is None
 
 
 def test_without_meters_what_a_request_uses_is_unknown() -> None:
@@ -267,4 +267,4 @@ def test_without_meters_what_a_request_uses_is_unknown() -> None:
         cluster.apply(SnapshotReceived("a", told, 0.0))
     assert cluster.energy_j(metered.id) is None
     cluster.apply(Ended(metered.id, Outcome.COMPLETED))
-    assert cluster.groups["default"].joules == Joules()
+    assert cluster.groups["default"].energy.joules == Joules()

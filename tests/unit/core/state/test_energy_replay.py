@@ -97,14 +97,14 @@ def told() -> Story:
 @pytest.mark.parametrize("counter", [True, False], ids=["counter", "power only"])
 def test_the_parts_add_up_to_the_counter(told: Story, tmp_path: Path, counter: bool) -> None:
     meters = Meters(told.recording(), counter)
-    joules = group_of(told, meters).joules
+    joules = group_of(told, meters).energy.joules
     assert joules.total_j == pytest.approx(meters.used_j(), rel=0.01)
     assert min(joules.useful_j, joules.waiting_j, joules.idle_j) > 0
     assert joules.unknown_j < 0.1 * joules.total_j, "of the first steps alone"
 
 
 def test_idle_joules_are_those_of_the_pauses(told: Story, tmp_path: Path) -> None:
-    joules = group_of(told, Meters(told.recording())).joules
+    joules = group_of(told, Meters(told.recording())).energy.joules
     assert joules.idle_j == pytest.approx(WORKERS * 8 * POWER.idle_w, rel=0.05)
 
 
