@@ -304,7 +304,8 @@ class ClusterMachine(RuleBasedStateMachine):
     def what_is_kept_of_the_outlook_still_holds(self) -> None:
         group = self.cluster.groups["default"]
         workers = len(group.live_workers())
-        kept = self.look_ahead.renewed(group.versions(), group.running, SLOTS)
+        versions = [worker.rows.version for worker in group.live_workers()]
+        kept = self.look_ahead.renewed(versions, group.running, SLOTS)
         anew = LookAhead(self.signal, PROFILE, HORIZON).outlook(group.running(), workers, SLOTS)
         assert np.array_equal(kept.work, anew.work)
 

@@ -269,11 +269,6 @@ class RoundDecider(Generic[W]):
         )
 
     @property
-    def choosers(self) -> Set[str]:
-        """Names of the groups, of those that share, whose rounds may assign something."""
-        return self.sharing.choosers(self.pool)
-
-    @property
     def waiting(self) -> int:
         """Requests in its pool; a common pool counts at its first group that takes requests."""
         every = self.sharing.deciders
@@ -284,11 +279,6 @@ class RoundDecider(Generic[W]):
     def askable(self) -> Set[str]:
         """Ids of workers that accept the pool's requests, if not at this moment."""
         return set[str]().union(*(each.group.askable for each in self.sharing.deciders))
-
-    @property
-    def looked_through(self) -> bool:
-        """Whether a newcomer is no reason for a round."""
-        return self.sharing.looked_through(self.group, self.pool)
 
     @property
     def capacity(self) -> int:

@@ -283,16 +283,14 @@ class Group:
         """Another one after each change of the views; None: they change without notice."""
         return None if self._watched or self.serves else self._table.changes
 
-    def versions(self) -> Sequence[int]:
-        return [worker.rows.version for worker in self._live]
-
     def outlook(self, look_ahead: LookAhead, views: Sequence[WorkerView]) -> Outlook:
         slots = sum([view.slots for view in views]) // len(views)
         if not look_ahead.needs_running:
             loads = np.array([view.load_tokens for view in views], dtype=np.float64)
             requests = np.array([view.requests for view in views])
             return look_ahead.outlook_from_loads(loads, requests, slots)
-        outlook = look_ahead.renewed(self.versions(), self.running, slots)
+        versions = [worker.rows.version for worker in self._live]
+        outlook = look_ahead.renewed(versions, self.running, slots)
         foreign = [worker.foreign.load_tokens for worker in self._live]
         if any(foreign):  # it is in the views, but not among the running requests
             outlook = replace(outlook, work=outlook.work + np.array(foreign)[:, None])
