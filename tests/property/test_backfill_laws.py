@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.forecast.end_signals import CapSignal, Departure, NoSignal, SurvivalSignal
-from router.core.forecast.forecast import NO_CAP, Running, Signal, WorkProfile
+from router.core.forecast.end_signals import CapSignal, Departure, NoSignal, Signal, SurvivalSignal
+from router.core.forecast.forecast import NO_CAP, Running, WorkProfile
 from router.core.forecast.look_ahead import LookAhead
 from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.queue.pool import Pool
@@ -37,7 +37,7 @@ def survival(output: int) -> SurvivalSignal:
 
 SIGNALS: Mapping[str, Callable[[], Signal]] = {
     "caps": lambda: CapSignal(STILL),
-    "nothing": NoSignal,
+    "nothing": lambda: NoSignal(STILL),
     "short": lambda: survival(2),
     "long": lambda: survival(200),
 }

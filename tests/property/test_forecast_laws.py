@@ -11,18 +11,11 @@ from router.core.forecast.end_signals import (
     CapSignal,
     NoSignal,
     ReportedSignal,
+    Signal,
     SurvivalSignal,
     steps_to_cap,
 )
-from router.core.forecast.forecast import (
-    NO_CAP,
-    Chances,
-    Ends,
-    Running,
-    Signal,
-    WorkProfile,
-    forecast,
-)
+from router.core.forecast.forecast import NO_CAP, Chances, Ends, Running, WorkProfile, forecast
 from tests.support.lookahead import column, departure, running
 
 WORKERS = 3

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from router.core.forecast.end_signals import Departure
-from router.core.forecast.forecast import NO_CAP, Ends, Floats, Ints, Running, WorkProfile
+from router.core.forecast.end_signals import Departure, Signal
+from router.core.forecast.forecast import NO_CAP, Ends, Floats, Ints, Running
 
 
 def column(values: Sequence[int] | Ints) -> Ints:
@@ -41,7 +41,7 @@ def departure(
     return Departure(number, prompt, length, completed, cap)
 
 
-class Fleet:
+class Fleet(Signal):
     """Always full; a request that ends makes room for the next, whose output is drawn alike.
 
     Args:
@@ -49,6 +49,7 @@ class Fleet:
     """
 
     def __init__(self, workers: int, slots: int, outputs: Floats | Ints, seed: int = 0) -> None:
+        super().__init__()
         self._rng = np.random.default_rng(seed)
         self.outputs = outputs
         n = workers * slots
@@ -85,9 +86,6 @@ class Fleet:
         rows = np.searchsorted(np.sort(self.id), running.id)
         order = np.argsort(self.id)[rows]
         return Ends((self.length - self.generated)[order])
-
-    def follow(self, profile: WorkProfile) -> None:
-        """The ends are known."""
 
     def _draw(self, count: int) -> Ints:
         return self._rng.choice(self.outputs, count).astype(np.int64)

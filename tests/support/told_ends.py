@@ -15,13 +15,8 @@ from loadgen.simulator.decode.decode_results import DecodeResult
 from loadgen.simulator.decode.length_sources import TraceLengths
 from loadgen.simulator.decode.oracle import Foreseen, Kind, Knowledge
 from loadgen.traces.trace import Trace, TraceRequest
-from router.core.forecast.end_signals import (
-    Departure,
-    LearningSignal,
-    ProvenSignal,
-    ReportedSignal,
-)
-from router.core.forecast.forecast import Chances, Floats, Ints, Running, Signal, WorkProfile
+from router.core.forecast.end_signals import Departure, ProvenSignal, ReportedSignal, Signal
+from router.core.forecast.forecast import Floats, Ints, Running, WorkProfile
 from tests.support.recorded_ends import MOST_TOKENS, Answers
 
 _Known = ReportedSignal | ProvenSignal
@@ -43,13 +38,13 @@ _KINDS: Mapping[str, Kind] = {"none": "none", "learned lengths": "survival", "or
 SIZES: dict[str, Any] = {"workers": 16, "slots": 32, "steps": 4000, "warmup": 1000}
 
 
-class Telling:
+class Telling(Signal):
     """A signal of ``serve`` before requests that report what was recorded of such an answer."""
 
     def __init__(self, answers: Answers, signal: _Known) -> None:
+        super().__init__()
         self._told = answers.told
         self._signal = signal
-        self._learner = signal if isinstance(signal, LearningSignal) else None
         keys = _keys(answers.prompt_tokens, answers.tokens)
         order = np.argsort(keys)
         self._keys, self._starts = keys[order], answers.starts[order]
@@ -57,27 +52,21 @@ class Telling:
     def follow(self, profile: WorkProfile) -> None:
         self._signal.follow(profile)
 
-    def predict(self, running: Running, horizon: int) -> Chances:
-        return self._signal.predict(self._reported(running), horizon)
-
     def chances(self, running: Running, ahead: Ints) -> Floats:
         return self._signal.chances(self._reported(running), ahead)
 
     @property
     def stale(self) -> bool:
-        return self._learner is not None and self._learner.stale
+        return self._signal.stale
 
     def observe(self, running: Running) -> None:
-        if self._learner is not None:
-            self._learner.observe(self._reported(running))
+        self._signal.observe(self._reported(running))
 
     def ended(self, departure: Departure) -> None:
-        if self._learner is not None:
-            self._learner.ended(departure)
+        self._signal.ended(departure)
 
     def advance(self, steps: int) -> None:
-        if self._learner is not None:
-            self._learner.advance(steps)
+        self._signal.advance(steps)
 
     def _reported(self, running: Running) -> Running:
         assert isinstance(running, Foreseen)

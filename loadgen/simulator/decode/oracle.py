@@ -9,7 +9,8 @@ from typing import Literal, cast, get_args
 import numpy as np
 
 from router.core.errors import ConfigError
-from router.core.forecast.forecast import Ends, Floats, Ints, Running, Signal, WorkProfile
+from router.core.forecast.end_signals import Signal
+from router.core.forecast.forecast import Ends, Floats, Ints, Running, WorkProfile
 from router.core.forecast.look_ahead import SIGNALS
 from router.core.step_time import number_in
 
@@ -42,15 +43,18 @@ class Drift(WorkProfile):
         return 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class OracleSignal:
+class OracleSignal(Signal):
     """True ends, except for a share of the requests that seem never to end.
 
     ``missed`` is that share, drawn once per request.
     """
 
-    missed: float = 0.0
-    seed: int = 0
+    def __init__(
+        self, missed: float = 0.0, seed: int = 0, profile: WorkProfile | None = None
+    ) -> None:
+        super().__init__(profile)
+        self.missed = missed
+        self.seed = seed
 
     def predict(self, running: Running, horizon: int) -> Ends:
         """Needs a ``Foreseen``."""
@@ -60,9 +64,6 @@ class OracleSignal:
             return Ends(running.remaining)
         unseen = _uniform(running.id, self.seed) < self.missed
         return Ends(np.where(unseen, np.maximum(running.remaining, horizon + 1), running.remaining))
-
-    def follow(self, profile: WorkProfile) -> None:
-        """The ends are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Knowledge:
 
     def signal(self, profile: WorkProfile, seed: int) -> Signal:
         if self.kind == "oracle":
-            return OracleSignal(self.missed, seed)
+            return OracleSignal(self.missed, seed, profile)
         return SIGNALS[self.kind](profile)
 
 

@@ -3,9 +3,9 @@
 No signal lets a request outlive its cap, and none uses the future.
 """
 
+from __future__ import annotations
+
 import math
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -15,8 +15,8 @@ from router.core.forecast.forecast import (
     Ends,
     Floats,
     Ints,
+    Prediction,
     Running,
-    Signal,
     WorkProfile,
 )
 
@@ -44,69 +44,68 @@ class Departure(msgspec.Struct, frozen=True, gc=False):
         return self.completed and self.generated_tokens < self.max_tokens
 
 
-@runtime_checkable
-class LearningSignal(Signal, Protocol):
-    """Learns from departures; unless stale, a request's prediction depends on it alone."""
+class Signal:
+    """Predicts the ends of running requests; this one knows their caps alone.
+
+    One that learns is told of departures and steps. Unless it is stale, what it predicts of a
+    request depends on that request alone.
+    """
+
+    def __init__(self, profile: WorkProfile | None = None) -> None:
+        self.profile = profile or WorkProfile()
 
     @property
     def stale(self) -> bool:
         """True if it must observe before the next prediction."""
+        return False
 
-    def observe(self, running: Running) -> None: ...
+    def predict(self, running: Running, horizon: int) -> Prediction:
+        """Ends within steps k to k + horizon; rows as in ``running``."""
+        return Chances(self.chances(running, np.arange(horizon + 1)[:, None]).T)
 
-    def ended(self, departure: Departure) -> None: ...
+    def chances(self, running: Running, ahead: Ints) -> Floats:
+        """Of each request, that it still runs so many steps on: (K, n) for ``ahead`` of (K, 1)."""
+        return (ahead < steps_to_cap(running, self.profile)).astype(np.float64)
+
+    def follow(self, profile: WorkProfile) -> None:
+        """From now on requests compute and grow as this profile says."""
+        self.profile = profile
+
+    def observe(self, running: Running) -> None:
+        """Look at the requests that run."""
+
+    def ended(self, departure: Departure) -> None:
+        """Learn from a departure."""
 
     def advance(self, steps: int) -> None:
         """Count steps; the ends at them have been reported."""
 
-    def chances(self, running: Running, ahead: Ints) -> Floats:
-        """Of each request, that it still runs so many steps on: (K, n) for ``ahead`` of (K, 1)."""
 
-
-class NoSignal:
+class NoSignal(Signal):
     """Every request goes on."""
 
     def predict(self, running: Running, horizon: int) -> Ends:
         return Ends(np.full(len(running), horizon + 1, dtype=np.int64))
 
-    def follow(self, profile: WorkProfile) -> None:
-        """Nothing depends on it."""
 
-
-@dataclass(slots=True)
-class CapSignal:
+class CapSignal(Signal):
     """Every request goes on to its cap."""
-
-    profile: WorkProfile = field(default_factory=WorkProfile)
 
     def predict(self, running: Running, horizon: int) -> Ends:
         return Ends(steps_to_cap(running, self.profile))
 
-    def follow(self, profile: WorkProfile) -> None:
-        self.profile = profile
 
-
-@dataclass(slots=True)
-class ReportedSignal:
+class ReportedSignal(Signal):
     """The engine's probability p of the end token: t more tokens with chance (1 - p)^t.
 
     Requests without p go on to their caps.
     """
 
-    profile: WorkProfile = field(default_factory=WorkProfile)
-
-    def follow(self, profile: WorkProfile) -> None:
-        self.profile = profile
-
-    def predict(self, running: Running, horizon: int) -> Chances:
-        return Chances(self.chances(running, np.arange(horizon + 1)[:, None]).T)
-
     def chances(self, running: Running, ahead: Ints) -> Floats:
-        """As of a ``LearningSignal``."""
         going_on = (1 - np.nan_to_num(running.end_probability)) ** self.profile.step_tokens
         first = self.profile.steps_before_first(running.prefill_left)
         chances: Floats = going_on ** np.maximum(0, ahead - first)
-        return chances * short_of_cap(running, self.profile, ahead)
+        return chances * super().chances(running, ahead)
 
 
 def steps_to_cap(running: Running, profile: WorkProfile) -> Ints:
@@ -116,11 +115,6 @@ def steps_to_cap(running: Running, profile: WorkProfile) -> Ints:
     if profile.prefill_beta:
         decodes += profile.steps_before_first(running.prefill_left)
     return decodes
-
-
-def short_of_cap(running: Running, profile: WorkProfile, ahead: Ints) -> Floats:
-    """1 where a request is below its cap so many steps on, else 0; shapes as of ``chances``."""
-    return (ahead < steps_to_cap(running, profile)).astype(np.float64)
 
 
 MEMORY_STEPS = 10_000.0
@@ -134,7 +128,7 @@ _BEYOND = 512  # columns behind the longest age, as room for a look-ahead
 _FIRST_MEAN_TOKENS = 256.0  # of the one request assumed at the start
 
 
-class SurvivalSignal:
+class SurvivalSignal(Signal):
     """Chances by a survival curve of output lengths (Kaplan and Meier, 1958).
 
     The hazard at x is, per bucket of prompt lengths, the share of requests that reached their x-th
@@ -152,6 +146,8 @@ class SurvivalSignal:
         learned_tokens: output length from which the hazard is constant.
     """
 
+    stale = False
+
     def __init__(
         self,
         profile: WorkProfile | None = None,
@@ -159,33 +155,26 @@ class SurvivalSignal:
         borrowed: float = BORROWED,
         learned_tokens: int = LEARNED_TOKENS,
     ) -> None:
-        self._profile = profile or WorkProfile()
+        super().__init__(profile)
         self._memory_steps = memory_steps
         self._borrowed = borrowed
         self._longest = learned_tokens
         self._ended = np.zeros((_BUCKETS, learned_tokens + 1))
         self._left = np.zeros((_BUCKETS, learned_tokens + 1))
         self._since_refresh = 0
-        self.stale = False
         self._log_survival = self._draw(self._ended, self._left)
-
-    def follow(self, profile: WorkProfile) -> None:
-        self._profile = profile
 
     def survival(self, prompt_tokens: int) -> Floats:
         """Probability of an output longer than x = 0, 1, … tokens."""
         bucket = int(_bucket(np.array([prompt_tokens]))[0])
         return np.exp(self._log_survival[bucket, : self._longest + 1])
 
-    def predict(self, running: Running, horizon: int) -> Chances:
-        return Chances(self.chances(running, np.arange(horizon + 1)[:, None]).T)
-
     def chances(self, running: Running, ahead: Ints) -> Floats:
         """S(generated + tokens yielded by then) / S(generated), 0 from the cap on."""
         age = np.minimum(running.generated_tokens, self._longest)
         row = _bucket(running.prompt_tokens) * self._log_survival.shape[1]
         curve = self._log_survival.ravel()
-        tokens = self._profile.step_tokens * self._profile.decoded(running.prefill_left, ahead)
+        tokens = self.profile.step_tokens * self.profile.decoded(running.prefill_left, ahead)
         later = age + tokens.astype(np.int64)
         if tokens.max(initial=0) > _BEYOND:
             np.minimum(later, self._longest + _BEYOND, out=later)
@@ -193,7 +182,7 @@ class SurvivalSignal:
         chances = curve.take(later, mode="clip")
         chances -= curve.take(row + age)
         np.exp(chances, out=chances)
-        cap, last = steps_to_cap(running, self._profile), int(ahead[-1, 0])
+        cap, last = steps_to_cap(running, self.profile), int(ahead[-1, 0])
         if cap.min(initial=last + 1) <= last:
             chances *= ahead < cap
         return chances
@@ -202,7 +191,7 @@ class SurvivalSignal:
         length = departure.generated_tokens
         known = self._ended if departure.by_itself and length <= self._longest else self._left
         bucket = min(max(departure.prompt_tokens.bit_length(), _SHORTEST), _LONGEST) - _SHORTEST
-        began = self._since_refresh - length / self._profile.step_tokens
+        began = self._since_refresh - length / self.profile.step_tokens
         weight = math.exp(began / self._memory_steps)
         known[bucket, min(length, self._longest)] += weight
         self._left[bucket, min(length - departure.new_tokens, self._longest)] -= weight
@@ -220,7 +209,7 @@ class SurvivalSignal:
         if not self.stale:
             return
         age = np.minimum(running.generated_tokens, self._longest)
-        weight = np.exp(-running.generated_tokens / self._profile.step_tokens / self._memory_steps)
+        weight = np.exp(-running.generated_tokens / self.profile.step_tokens / self._memory_steps)
         row = _bucket(running.prompt_tokens) * (self._longest + 1)
         entry = np.minimum(running.from_tokens, age)
         alive = np.bincount(row + age, weight, self._left.size)
@@ -315,7 +304,7 @@ class SkillMeter:
 BETTER = 0.02
 
 
-class ProvenSignal:
+class ProvenSignal(Signal):
     """Learned lengths, and reported probabilities instead where these have foretold ends better.
 
     Both are scored on the requests whose engines report a probability. What a model's end token
@@ -323,8 +312,9 @@ class ProvenSignal:
     """
 
     def __init__(self, profile: WorkProfile | None = None) -> None:
+        super().__init__(profile)
         self._survival = SurvivalSignal(profile)
-        self._reported = ReportedSignal(profile or WorkProfile())
+        self._reported = ReportedSignal(profile)
         self._scores: tuple[tuple[SkillMeter, Signal], ...] = (
             (SkillMeter(), self._survival),
             (SkillMeter(), self._reported),
@@ -333,11 +323,9 @@ class ProvenSignal:
         self._pays = False
 
     def follow(self, profile: WorkProfile) -> None:
+        super().follow(profile)
         self._survival.follow(profile)
         self._reported.follow(profile)
-
-    def predict(self, running: Running, horizon: int) -> Chances:
-        return Chances(self.chances(running, np.arange(horizon + 1)[:, None]).T)
 
     def chances(self, running: Running, ahead: Ints) -> Floats:
         chances = self._survival.chances(running, ahead)

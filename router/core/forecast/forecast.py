@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,16 +165,6 @@ class Chances:
 
 
 Prediction = Ends | Chances
-
-
-class Signal(Protocol):
-    """Predicts the ends of running requests."""
-
-    def predict(self, running: Running, horizon: int) -> Prediction:
-        """Ends within steps k to k + horizon; rows as in ``running``."""
-
-    def follow(self, profile: WorkProfile) -> None:
-        """From now on requests compute and grow as this profile says."""
 
 
 def forecast(

@@ -11,22 +11,13 @@ import numpy as np
 from router.core.forecast.end_signals import (
     CapSignal,
     Departure,
-    LearningSignal,
     NoSignal,
     ProvenSignal,
+    Signal,
     SkillMeter,
     SurvivalSignal,
-    short_of_cap,
 )
-from router.core.forecast.forecast import (
-    Floats,
-    Ints,
-    Outlook,
-    Running,
-    Signal,
-    WorkProfile,
-    forecast,
-)
+from router.core.forecast.forecast import Floats, Ints, Outlook, Running, WorkProfile, forecast
 from router.core.types import DEFAULT_SLOTS
 
 NEEDED_SKILL = 0.35
@@ -126,7 +117,7 @@ def _between(bounds: tuple[float, float], value: float) -> float:
 # Signals of a live router, by name.
 SIGNALS: Mapping[str, Callable[[WorkProfile], Signal]] = MappingProxyType(
     {
-        "none": lambda _: NoSignal(),
+        "none": NoSignal,
         "cap": CapSignal,
         "survival": SurvivalSignal,
         "auto": ProvenSignal,
@@ -163,7 +154,6 @@ class LookAhead:
         self._given: dict[str, Any] = {
             name: value for name, value in given.items() if value is not None
         }
-        self._learner = signal if isinstance(signal, LearningSignal) else None
         self._meter = None if isinstance(signal, NoSignal) else SkillMeter()
         self._lengths = MeanLengths()
         self._fleet = (1, DEFAULT_SLOTS)
@@ -199,8 +189,7 @@ class LookAhead:
         """
         workers = len(versions)
         self._settle(workers, slots)
-        stale = self._learner is not None and self._learner.stale
-        learns = stale or (self._meter is not None and self._meter.due)
+        learns = self.signal.stale or (self._meter is not None and self._meter.due)
         if learns or self._work.shape != (workers, self.parameters.horizon + 1):
             now = running(range(workers))
             self._observe(now)
@@ -217,16 +206,9 @@ class LookAhead:
         self._settle(len(loads), slots)
         return self._weighed((loads + self.profile.request_tokens * requests)[:, None])
 
-    def chances(self, running: Running, ahead: Ints) -> Floats:
-        """As of a signal that learns; else requests end at their caps, if they have any."""
-        if self._learner is not None:
-            return self._learner.chances(running, ahead)
-        return short_of_cap(running, self.profile, ahead)
-
     def ended(self, departure: Departure) -> None:
         self._lengths.ended(departure)
-        if self._learner is not None:
-            self._learner.ended(departure)
+        self.signal.ended(departure)
         if self._meter is not None:
             self._meter.ended(departure)
 
@@ -240,8 +222,7 @@ class LookAhead:
 
     def advance(self, steps: int = 1) -> bool:
         """Count steps; true if they ended with a review."""
-        if self._learner is not None:
-            self._learner.advance(steps)
+        self.signal.advance(steps)
         if self._meter is not None:
             self._meter.advance(steps)
         self._unreviewed += steps
@@ -253,8 +234,7 @@ class LookAhead:
 
     def _observe(self, running: Running) -> None:
         self._work = np.empty((0, 0))  # cached work may be out of date from here on
-        if self._learner is not None:
-            self._learner.observe(running)
+        self.signal.observe(running)
         if self._meter is not None and self._meter.due:
             self._meter.note(running, self.signal)
 

@@ -185,7 +185,7 @@ class Backfill:
         gained = (profile.growth * profile.decoded(running.prefill_left, ahead)).astype(np.int64)
         tokens = running.tokens + gained
         held = tokens if kv is None else kv.each_held(tokens)
-        return look_ahead.chances(running, ahead) * held
+        return look_ahead.signal.chances(running, ahead) * held
 
 
 def _first(freed: Floats, need: int) -> float:

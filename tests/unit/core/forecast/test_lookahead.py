@@ -6,8 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from router.core.forecast.end_signals import CapSignal, NoSignal, ReportedSignal, SurvivalSignal
-from router.core.forecast.forecast import Ends, Outlook, Running, Signal, WorkProfile, forecast
+from router.core.forecast.end_signals import (
+    CapSignal,
+    NoSignal,
+    ReportedSignal,
+    Signal,
+    SurvivalSignal,
+)
+from router.core.forecast.forecast import Ends, Outlook, Running, WorkProfile, forecast
 from router.core.forecast.look_ahead import (
     BLIND_LEAD,
     BLIND_TIE_WEIGHT,
@@ -24,19 +30,17 @@ from tests.support.lookahead import Fleet, column, departure, running
 NOW = running([10, 20, 30], worker=[0, 1, 1], generated=[0, 1, 2], caps=[2, 9, 9])
 
 
-class Deaf:
+class Deaf(Signal):
     """A signal that has lost its skill."""
 
     def __init__(self, fleet: Fleet) -> None:
+        super().__init__()
         self.fleet = fleet
         self.deaf = False
 
     def predict(self, running: Running, horizon: int) -> Ends:
         ends = self.fleet.predict(running, horizon)
         return Ends(column(ends.steps[::-1])) if self.deaf else ends
-
-    def follow(self, profile: WorkProfile) -> None:
-        """The ends stay the same."""
 
 
 class Renewing(LookAhead):

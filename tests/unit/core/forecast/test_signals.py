@@ -8,13 +8,13 @@ import pytest
 
 from router.core.forecast.end_signals import (
     CapSignal,
-    LearningSignal,
     NoSignal,
     ProvenSignal,
     ReportedSignal,
+    Signal,
     SurvivalSignal,
 )
-from router.core.forecast.forecast import NO_CAP, Chances, Running, Signal, WorkProfile
+from router.core.forecast.forecast import NO_CAP, Chances, Running, WorkProfile
 from tests.support.lookahead import departure, running
 
 PREFILL = WorkProfile(prefill_beta=1, prefill_chunk=4)
@@ -111,11 +111,7 @@ def test_it_stops_asking_for_what_no_engine_reports_any_more() -> None:
     assert asked == [True, True, True, False]
 
 
-def test_who_learns() -> None:
-    assert isinstance(SurvivalSignal(), LearningSignal)
-    assert isinstance(ProvenSignal(), LearningSignal)
-    assert not isinstance(ReportedSignal(), LearningSignal)
-    assert not isinstance(CapSignal(), LearningSignal)
+def test_all_of_them_follow_another_profile() -> None:
     followed = ProvenSignal()
     followed.follow(PREFILL)
     now = running([10], left=[9])

@@ -60,7 +60,7 @@ def test_whoever_runs_and_was_first_seen_with_some_output_was_not_at_risk_before
 def test_chances_are_given_how_far_a_request_has_come() -> None:
     signal = taught(exact(), [departure(n) for n in (2, 4, 4, 6)])
     now = running([100, 100, 100], generated=[0, 3, 2], caps=[9, 9, 3])
-    assert signal.predict(now, 3).probabilities == pytest.approx(
+    assert signal.predict(now, 3).chances(4) == pytest.approx(
         np.array([[1, 1, 0.75, 0.75], [1, 1 / 3, 1 / 3, 0], [1, 0, 0, 0]]), abs=1e-6
     )
 
@@ -68,15 +68,15 @@ def test_chances_are_given_how_far_a_request_has_come() -> None:
 def test_drafts_and_prefill_move_the_ends() -> None:
     lengths = [departure(n) for n in (2, 4, 4, 6)]
     drafts = taught(exact(WorkProfile(growth=2)), lengths)
-    assert drafts.predict(running([100]), 2).probabilities[0] == pytest.approx([1, 0.75, 0.25])
+    assert drafts.predict(running([100]), 2).chances(3)[0] == pytest.approx([1, 0.75, 0.25])
     prefill = taught(exact(WorkProfile(prefill_beta=1, prefill_chunk=64)), lengths)
     now = running([100], left=[100])
-    assert prefill.predict(now, 3).probabilities[0] == pytest.approx([1, 1, 1, 0.75])
+    assert prefill.predict(now, 3).chances(4)[0] == pytest.approx([1, 1, 1, 0.75])
 
 
 def test_behind_the_longest_ages_the_hazard_is_constant() -> None:
     signal = taught(exact(), [departure(20_000), departure(8192)])
-    late = signal.predict(running([100, 100], generated=[8192, 30_000]), 2).probabilities
+    late = signal.predict(running([100, 100], generated=[8192, 30_000]), 2).chances(3)
     assert late[0] == pytest.approx(late[1])
     assert 1 > late[0, 1] > late[0, 2] > 0.99
 

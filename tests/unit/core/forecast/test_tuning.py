@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from router.core.forecast.end_signals import NoSignal, SkillMeter
-from router.core.forecast.forecast import Chances, Prediction, Running, Signal, WorkProfile
+from router.core.forecast.end_signals import NoSignal, Signal, SkillMeter
+from router.core.forecast.forecast import Chances, Prediction, Running
 from router.core.forecast.look_ahead import (
     BLIND_LEAD,
     BLIND_TIE_WEIGHT,
@@ -97,17 +97,15 @@ def test_an_impossible_lead() -> None:
         Parameters(0, 1.0, 0.1, -1.0)
 
 
-class Says:
+class Says(Signal):
     """The same chances of going on for everybody."""
 
     def __init__(self, *chances: float) -> None:
+        super().__init__()
         self._chances = chances
 
     def predict(self, running: Running, horizon: int) -> Prediction:
         return Chances(np.tile(self._chances[: horizon + 1], (len(running), 1)))
-
-    def follow(self, profile: WorkProfile) -> None:
-        """It says the same anyhow."""
 
 
 def measured(signal: Signal, fleet: Fleet, meter: SkillMeter, steps: int) -> float | None:

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from router.core.forecast.end_signals import CapSignal, Departure, SurvivalSignal
-from router.core.forecast.forecast import NO_CAP, Running, Signal, WorkProfile
+from router.core.forecast.end_signals import CapSignal, Departure, Signal, SurvivalSignal
+from router.core.forecast.forecast import NO_CAP, Running, WorkProfile
 from router.core.forecast.look_ahead import LookAhead
 from router.core.kv_blocks import KvBlocks
 from router.core.policies.baselines import PerRequest, fcfs
