@@ -114,7 +114,6 @@ class RoundInput:
         crowded: whether more requests wait than there are free slots.
         slots_first: as in ``Known``.
         gap_tokens: load of the fullest worker less the least load with a free slot.
-        late_since: requests that arrived up to then have waited past the bound.
         aged: whether the policy weighs how long requests have waited.
         askable: workers that failed requests, or adapters, wait for; empty without such requests.
         hits: the group's.
@@ -127,7 +126,6 @@ class RoundInput:
     slots_first: bool
     gap_tokens: int
     tiers: Sequence[Tier]
-    late_since: float
     aged: bool
     askable: Set[str]
     hits: Hits | None
@@ -261,7 +259,6 @@ class RoundDecider(Generic[W]):
             slots_first,
             gap_tokens,
             tiers,
-            now - self.pool.bound,
             aged,
             # Requests that a worker has failed come first.
             self.askable if by_adapter or tiers[0].avoid else frozenset(),
@@ -313,7 +310,7 @@ class RoundDecider(Generic[W]):
             tiers=given.tiers,
             workers=given.views,
             askable=given.askable,
-            late_since=given.late_since,
+            late_since=given.now - self.pool.bound,
             aged=given.aged,
             backfill=self.backfill,
         )
