@@ -267,11 +267,10 @@ class GroupQueue:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
-        sharing = self.decider.sharing
-        if not (self._newcomers and sharing.looked_through(self.group, self.pool)):
+        if not (self._newcomers and self.decider.sharing.looked_through(self.group, self.pool)):
             self._assign()
         if self._newcomers and len(self.joined) > 1:  # what the round has left to others
-            called = sharing.choosers(self.pool)
+            called = self.decider.sharing.choosers(self.pool)
             for queue in self.joined:
                 if queue is not self and queue.group.name in called:
                     queue.schedule(hurry=True)
