@@ -96,7 +96,7 @@ class GroupBudget:
     def _pays(self, feeds: Sequence[Feed]) -> bool:
         """Whether a budget is of use that nobody has asked for: where all take it, and all wait."""
         takes = None not in [feed.last.prompt_budget for feed in feeds]
-        return not self._by_requests or (takes and self._group.barrier is not False)
+        return not self._by_requests or (takes and self._group.barrier is True)
 
     def _aim(self, budget: PromptBudget, rest_s: float) -> float | None:
         """Set the budget's target to what can be kept; return the TPOT wanted, kept or not.

@@ -21,6 +21,11 @@ from tests.support.core import running, snapshot
 COST = StepTime(10e-3, 1e-6, 1e-4, 1e-4)
 
 
+@pytest.fixture(autouse=True)
+def behind_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Group, "barrier", True)
+
+
 class Witness(PromptBudget):
     def __init__(self) -> None:
         super().__init__(Targets())
@@ -113,25 +118,21 @@ def test_a_request_has_its_first_token_once_its_prompt_is_computed() -> None:
     assert [(each.unstarted, each.firsts) for each in budget.seen] == [(1, 0), (0, 1)]
 
 
-@pytest.mark.parametrize("barrier", [True, None])
-def test_until_the_cost_is_known_there_is_a_usual_budget(
-    barrier: bool | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_until_the_cost_is_known_there_is_a_usual_budget() -> None:
     group = cluster(None).groups["default"]
-    monkeypatch.setattr(Group, "barrier", barrier)
     GroupBudget(group, PromptBudget(Targets())).step_ended()
     assert group.prompt_budget == (512, 1)
 
 
-@pytest.mark.parametrize("takes", [True, False])
+@pytest.mark.parametrize(("barrier", "takes"), [(False, True), (None, True), (True, False)])
 def test_engines_that_gain_nothing_or_take_none_have_none_unless_somebody_asks_for_it(
-    takes: bool, monkeypatch: pytest.MonkeyPatch
+    barrier: bool | None, takes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of one engine alone nobody knows a barrier."""
     made = cluster(COST)
     group = made.groups["default"]
-    if takes:
-        monkeypatch.setattr(Group, "barrier", False)
-    else:
+    monkeypatch.setattr(Group, "barrier", barrier)
+    if not takes:
         made.apply(SnapshotReceived("b", snapshot("full", 2, running("y", 200, 5)), 0.0))
     unasked = GroupBudget(group, PromptBudget(Targets()))
     unasked.step_ended()
