@@ -44,6 +44,8 @@ FIRST_TOKENS = 512
 Sarathi-Serve (arXiv 2403.02310) has it for strict targets on an A100.
 """
 
+# No budget is smaller where no target asks for it, not even where a step seems to take no time.
+_FEWEST_TOKENS = 64
 # Bound where tokens of prompts cost nothing beside what any prompts add.
 _MOST_TOKENS = 1 << 20
 # The most of it, where prompts fill the steps: the share of the ranks' time from which on they do,
@@ -111,12 +113,13 @@ class PromptBudget:
         self._windows: tuple[int, ...] = ()
         self._every, self._tried = 1, False
         self._prompts_s = self._prompt_token_s = 0.0
+        self._tokens_before = FIRST_TOKENS
         self._filled = 0.0  # share of the last seconds that workers computed prompts, mean
 
     def after(self, seen: StepSeen, cost: StepTime | None) -> StepBudget | None:
         """Budget of the coming step; None: the engines' own, where prompts cost nothing."""
         self._remember(seen)
-        if cost is None:
+        if cost is None or not (cost.per_prompt_token_s or cost.prompts_known):
             return StepBudget(int(min(self._most, FIRST_TOKENS)))
         if not cost.per_prompt_token_s:
             return None
@@ -135,14 +138,16 @@ class PromptBudget:
             self._correct(seen, tpot_s)
             self._windows = _WINDOWS
             self._mean_s = self._tpot_s = tpot_s * self._correction
+        elif math.isinf(tpot_s):
+            self._mean_s = self._tpot_s = tpot_s
         else:
             self._mean_s = tpot_s
             self._tpot_s = tpot_s * self._keep(seen.step_s > _SLACK * tpot_s)
         # What makes all steps miss the target may be what any prompts add: windows tell it.
-        least = self._tpot_s <= _LEAST_PART * tpot_s
-        self._tried = not cost.rest_known and (least or self._tried)
+        least = self._tpot_s <= _LEAST_PART * tpot_s < math.inf
+        self._tried = not cost.rest_known and (least or self._tried) and tpot_s < math.inf
         chosen = self.of(seen.rest_s)
-        self._every = chosen.every
+        self._every, self._tokens_before = chosen.every, chosen.tokens
         return chosen
 
     def of(self, rest_s: float) -> StepBudget:
@@ -159,9 +164,12 @@ class PromptBudget:
                 if spent > _PAYS * share:
                     every, prompts_s, share = longer, longer_s, spent
         raised_s = min(self._raised * prompts_s, _MOST_SHARE * rest_s)
-        tokens_s = max(_LEAST_SHARE * rest_s, raised_s - self._prompts_s)
-        most = tokens_s / self._prompt_token_s if self._prompt_token_s else math.inf
-        return StepBudget(max(1, int(min(self._most, most, _MOST_TOKENS))), every)
+        if self._tpot_s < math.inf:
+            raised_s, fewest = max(_LEAST_SHARE * rest_s, raised_s - self._prompts_s), 1
+        else:
+            fewest = _FEWEST_TOKENS
+        most = raised_s / self._prompt_token_s if self._prompt_token_s else math.inf
+        return StepBudget(int(min(self._most, max(fewest, most), _MOST_TOKENS)), every)
 
     @property
     def _most_share(self) -> float:
@@ -177,8 +185,9 @@ class PromptBudget:
     def _fill(self, seen: StepSeen) -> None:
         if seen.step_s:
             kept = math.exp(-seen.step_s / _FILLED_S)
-            part = min(1.0, seen.prompt_tokens * self._prompt_token_s / seen.step_s)
-            self._filled = kept * self._filled + (1 - kept) * part
+            any_s = self._prompts_s * min(1.0, seen.prompt_tokens / self._tokens_before)
+            part = (seen.prompt_tokens * self._prompt_token_s + any_s) / seen.step_s
+            self._filled = kept * self._filled + (1 - kept) * min(1.0, part)
 
     def _share(self, every: int, rest_s: float, prompts_s: float) -> float:
         """Of the time, spent on prompt tokens, where one of so many steps has prompts."""

@@ -98,6 +98,10 @@ class FittedStepTime(StepTime):
         return base + token * load_tokens + request * requests + graph * graph_size(batch)
 
     @property
+    def prompts_known(self) -> bool:
+        return "per_prompt_token_s" in self.known
+
+    @property
     def rest_known(self) -> bool:
         return self.judged
 

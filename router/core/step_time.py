@@ -79,6 +79,11 @@ class StepTime:
         return 0.0, self.per_prompt_token_s
 
     @property
+    def prompts_known(self) -> bool:
+        """Whether steps have shown what a prompt token costs."""
+        return True
+
+    @property
     def rest_known(self) -> bool:
         """Whether enough steps without prompts have shown what any prompts add."""
         return True

@@ -146,8 +146,10 @@ def prompt_budgets(
 
 def switch(settings: str, engine: Engine, log: SnapshotLog, how: str) -> None:
     """Change the router's budget, and wait until it bounds steps or, once its lease ends, none."""
-    wanted = "auto" if how == WITH else None
-    httpx.patch(settings, json={"prompt_budget": wanted}, timeout=WAIT_S).raise_for_status()
+    # An engine alone has a budget only for a target; this one no step misses.
+    wanted = ("auto", 60.0) if how == WITH else ("off", None)
+    asked = dict(zip(("prompt_budget", "target_tpot_s"), wanted, strict=True))
+    httpx.patch(settings, json=asked, timeout=WAIT_S).raise_for_status()
 
     def seen() -> bool:
         engine.decode_together(1, 16, 2)

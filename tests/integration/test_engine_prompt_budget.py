@@ -93,7 +93,7 @@ def test_steps_keep_a_target_that_vllms_default_misses(group: Group, tmp_path: P
             wait_until(lambda: log.snapshots[0][-1].step > further, WAIT_S, "200 steps of decoding")
             alone = steps(log, since)
             target_s = ALLOWED * median(step_s for step_s, _ in alone)
-            with routing(group, tmp_path) as router:
+            with routing(group, tmp_path, "--prompt-budget", "off") as router:
                 default = ask_prompts(router, log, 0)
             auto = ("--prompt-budget", "auto", "--target-tpot", f"{target_s:.6f}")
             with routing(group, tmp_path, *auto) as router:

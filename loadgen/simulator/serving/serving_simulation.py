@@ -168,8 +168,10 @@ class _Simulation:
         )
         asked = any(each.targets and each.targets.tpot_s for each in config.classes)
         budget = None
-        if config.prompt_budget == AUTO or (config.prompt_budget is None and asked):
-            budget = GroupBudget(group, PromptBudget(config.targets, config.batch_tokens))
+        if not isinstance(config.prompt_budget, int):
+            auto = config.prompt_budget == AUTO or asked
+            bound = PromptBudget(config.targets, config.batch_tokens) if auto else None
+            budget = GroupBudget(group, bound)
         return _Group(ranks, given.speed, decider, budget)
 
     def _join(self, allot: Allot) -> None:

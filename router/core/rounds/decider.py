@@ -239,7 +239,7 @@ class RoundDecider(Generic[W]):
             turns = self.fair.turns(self.group.held, self.pool.slots_of, capacity)
         hits = self.group.hits
         alike = hits is None or self.affinity.little
-        # What fills free slots with prompts makes first tokens late where a budget bounds prompts.
+        # What fills free slots with prompts makes first tokens late where steps are short.
         slots_first = crowded and alike and not self.group.wanted
         aged = not slots_first and self._plans_prompts
         choice = max(_CANDIDATES, _CANDIDATES_EACH * len(views), 2 * capacity)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from router.core.prompt_budget import PromptBudget, StepSeen
-from router.core.state.barrier import StepTotals
 from router.core.state.feed import Feed
 from router.core.state.group import Group
 from router.core.step_time import StepBudget
@@ -17,6 +16,8 @@ _PART = 0.95
 # Each part holds for so many steps that ranks behind a barrier agree on it.
 _TRIED, _OF_STEPS = 128, 2048
 _PARTS, _EACH = (0.5, 0.25, 0.5, 2.0), 16
+# Steps after which a cost that is still not known may never be without.
+_PATIENCE = 256
 
 
 class GroupBudget:
@@ -34,9 +35,10 @@ class GroupBudget:
         if self._by_requests and group.serves is not None:
             self._budget = None  # workers that only compute prompts make nobody wait
         self._own: Mapping[str, StepBudget] = {}
-        self._counted = StepTotals()
+        self._counted = group.every_step
         self._before_tokens = 0.0  # mean before a prompt token, of the last step that computed any
         self._doubted = 0  # steps whose targets no budget seemed to keep
+        self._unknown = 0  # steps since the cost is looked for
         self._trying = False
         self._usual = 0.0  # prompt tokens that a rank computed in the last steps without a try
         group.prompt_budget = StepBudget(budget) if isinstance(budget, int) else None
@@ -76,7 +78,10 @@ class GroupBudget:
         )
         tpot_s = self._aim(budget, rest_s)
         chosen, self._own = budget.after(seen, cost), {}
-        doubted = tpot_s is not None and (chosen is None or rest_s >= tpot_s)
+        self._unknown = self._unknown + 1 if cost is None else 0
+        doubted = tpot_s is not None and (
+            chosen is None or rest_s >= tpot_s or self._unknown > _PATIENCE
+        )
         tried = self._tried(seen.prompt_tokens, doubted=doubted)
         if not told or not (group.wanted or self._pays([feed for _, feed in told])):
             chosen = None
@@ -90,13 +95,19 @@ class GroupBudget:
             chosen = max(self._own.values())
         elif chosen is not None and not decoding:
             chosen = StepBudget(chosen.tokens)
-        group.prompt_budget = chosen
-        return True
+        before, group.prompt_budget = group.prompt_budget, chosen
+        return (before or chosen) is not None
 
     def _pays(self, feeds: Sequence[Feed]) -> bool:
-        """Whether a budget is of use that nobody has asked for: where all take it, and all wait."""
+        """Whether a budget is of use that nobody has asked for.
+
+        All ranks take it, and wait for each other.
+        """
+        if not self._by_requests:
+            return True
+        told = self._group.steps_told and len(feeds) > 1
         takes = None not in [feed.last.prompt_budget for feed in feeds]
-        return not self._by_requests or (takes and self._group.barrier is True)
+        return told and takes and self._group.barrier is True
 
     def _aim(self, budget: PromptBudget, rest_s: float) -> float | None:
         """Set the budget's target to what can be kept; return the TPOT wanted, kept or not.

@@ -16,8 +16,9 @@ GROWTH_STEPS = 1000.0
 EVIDENCE = 20.0
 
 
-# Requests after which an older one counts 1/e for the delay, and the most steps that one counts.
-_DELAYS, _LONGEST_DELAY = 32, 16
+# Requests after which an older one counts 1/e for the delay, the most steps that one counts, and
+# the most above the mean: one stray request says little.
+_DELAYS, _LONGEST_DELAY, _STRAY = 32, 16, 8
 
 
 class SendDelay:
@@ -39,7 +40,8 @@ class SendDelay:
     def learn(self, steps: float) -> None:
         """Learn from a request that nothing but its way held up; far below 0 after a restart."""
         if steps >= -1:
-            self._mean += (min(max(0.0, steps), _LONGEST_DELAY) - self._mean) / _DELAYS
+            counted = min(max(0.0, steps), _LONGEST_DELAY, self._mean + _STRAY)
+            self._mean += (counted - self._mean) / _DELAYS
 
 
 class GroupRates:

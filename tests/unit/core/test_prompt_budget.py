@@ -34,6 +34,29 @@ def test_until_steps_tell_their_cost_the_budget_is_a_usual_one(
     assert PromptBudget(Targets(), most).after(seen(), None) == (tokens, 1)
 
 
+@pytest.mark.parametrize(("known", "budget"), [((), (512, 1)), (("per_prompt_token_s",), None)])
+def test_that_prompts_cost_nothing_must_be_known(
+    known: tuple[str, ...], budget: tuple[int, int] | None
+) -> None:
+    cost = FittedStepTime(10e-3, 1e-7, known=known)
+    assert PromptBudget(Targets()).after(seen(), cost) == budget
+
+
+def test_a_step_that_seems_to_take_no_time_leaves_prompts_some_tokens() -> None:
+    assert PromptBudget(Targets()).after(StepSeen(0.0, 0, 0, 0, 0.0), COST) == (64, 1)
+
+
+def test_steps_without_a_target_leave_what_was_learned_for_one() -> None:
+    budget = PromptBudget(Targets(tpot_s=0.02))
+    for _ in range(1000):
+        learned = budget.after(seen(0.03), COST)
+    budget.targets = Targets()
+    for _ in range(1000):
+        budget.after(seen(0.04), COST)
+    budget.targets = Targets(tpot_s=0.02)
+    assert budget.after(seen(0.03), COST) == learned != (100, 1)
+
+
 @pytest.mark.parametrize(("computed", "tokens"), [(100, 300), (200, 500), (300, 1200)])
 def test_where_prompts_fill_most_of_the_time_they_take_more_of_a_step(
     computed: float, tokens: int
@@ -91,8 +114,8 @@ UNEVEN = FittedStepTime(
 @pytest.mark.parametrize(
     ("targets", "budget"),
     [
-        (Targets(), (2500, 1)),
-        (Targets(ttft_s=1.0), (2500, 1)),
+        (Targets(), (3000, 1)),
+        (Targets(ttft_s=1.0), (3000, 1)),
         (Targets(tpot_s=0.05), (2500, 1)),
         (Targets(tpot_s=0.02), (500, 1)),
         (Targets(tpot_s=0.015), (2500, 20)),
@@ -114,6 +137,20 @@ UNEVEN = FittedStepTime(
 def test_windows_where_any_prompts_add_much(targets: Targets, budget: tuple[int, int]) -> None:
     chosen = PromptBudget(targets).after(seen(0.01), UNEVEN)
     assert chosen == pytest.approx(budget, rel=0.01)
+
+
+def test_steps_are_filled_by_what_any_prompts_add_too() -> None:
+    """Two thirds of steps of 60 ms: of 45 ms of prompts, 15 are what any add."""
+    cost = FittedStepTime(
+        15e-3, per_prompt_token_s=1e-5, predicting=(15e-3, 0.0, 0.0, 1e-5, 0.0, 15e-3, 0.0)
+    )
+    budget, chosen = PromptBudget(Targets()), None
+    for _ in range(1000):
+        computed = chosen.tokens if chosen else 0
+        full = StepSeen(30e-3 + 1e-5 * computed, 10, 1, 9, 15e-3, prompt_tokens=computed)
+        chosen = budget.after(full, cost)
+    assert chosen is not None
+    assert chosen.tokens == pytest.approx(12 * 15e-3 / 1e-5, rel=0.01)
 
 
 def test_windows_do_not_tell_what_any_prompts_add() -> None:

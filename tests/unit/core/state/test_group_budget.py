@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from router.core.events import Arrived, Dispatched, Ended, SnapshotReceived, WorkerUp
+from router.core.events import (
+    Arrived,
+    Dispatched,
+    Ended,
+    SnapshotReceived,
+    WorkerDown,
+    WorkerUp,
+)
 from router.core.forecast.forecast import WorkProfile
 from router.core.prompt_budget import PromptBudget, StepSeen
 from router.core.state.cluster import Cluster
@@ -37,8 +44,8 @@ class Witness(PromptBudget):
 
 
 def cluster(cost: StepTime | None) -> Cluster:
-    made = Cluster([WorkerSpec(each, f"http://{each}") for each in "abc"], step_time=cost)
-    for each in "abc":
+    made = Cluster([WorkerSpec(each, f"http://{each}") for each in "ab"], step_time=cost)
+    for each in "ab":
         made.apply(WorkerUp(each))
     show(made, "a", snapshot("full", 1, running("x", 900, 0, 400)))
     show(made, "b", snapshot("full", 1, running("y", 200, 5)))
@@ -124,30 +131,40 @@ def test_until_the_cost_is_known_there_is_a_usual_budget() -> None:
     assert group.prompt_budget == (512, 1)
 
 
-@pytest.mark.parametrize(("barrier", "takes"), [(False, True), (None, True), (True, False)])
+@pytest.mark.parametrize("why", ["free", "unknown", "takes none", "tells nothing", "alone"])
 def test_engines_that_gain_nothing_or_take_none_have_none_unless_somebody_asks_for_it(
-    barrier: bool | None, takes: bool, monkeypatch: pytest.MonkeyPatch
+    why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one engine alone nobody knows a barrier."""
     made = cluster(COST)
     group = made.groups["default"]
-    monkeypatch.setattr(Group, "barrier", barrier)
-    if not takes:
+    if why in ("free", "unknown"):
+        monkeypatch.setattr(Group, "barrier", False if why == "free" else None)
+    elif why == "takes none":
         made.apply(SnapshotReceived("b", snapshot("full", 2, running("y", 200, 5)), 0.0))
+    elif why == "tells nothing":
+        made.join(WorkerSpec("c", "http://c"))
+        made.apply(WorkerUp("c"))
+    else:
+        made.apply(WorkerDown("a", "gone"))
     unasked = GroupBudget(group, PromptBudget(Targets()))
-    unasked.step_ended()
+    assert not unasked.step_ended()
     assert group.prompt_budget is None
     GroupBudget(group, PromptBudget(Targets(tpot_s=1.0))).step_ended()
     assert group.prompt_budget is not None
     made.apply(Arrived(one := asking(1, None, 1.0)))
     made.apply(Dispatched(one.id, "b"))
-    unasked.step_ended()
+    assert unasked.step_ended()
     assert group.prompt_budget is not None
+    made.apply(Ended(one.id, Outcome.COMPLETED))
+    assert unasked.step_ended(), "the engines' own bound holds again"
+    assert group.prompt_budget is None
 
 
 def test_workers_that_only_compute_prompts_have_none_unless_somebody_asks_for_it() -> None:
     specs = WorkerSpec("a", "http://a"), WorkerSpec("p", "http://p", role="prefill")
     made = Cluster(specs, step_time=COST)
+    made.apply(WorkerUp("p"))
+    show(made, "p", snapshot("full", 1, running("x", 900, 0, 400)))
     group = next(each for each in made.groups.values() if each.serves)
     assert not GroupBudget(group, PromptBudget(Targets())).step_ended()
     assert GroupBudget(group, PromptBudget(Targets(1.0))).step_ended()
@@ -266,3 +283,20 @@ def test_where_no_budget_seems_to_keep_a_target_smaller_ones_are_tried_now_and_t
     chosen = budgets(useless, PromptBudget(Targets()), 2304)
     parts = [*[500] * 16, *[250] * 16, *[500] * 16, *[2000] * 16]
     assert chosen == [*(2 * parts)[2:], *[1 << 20] * 1920, *(2 * parts), *[1 << 20] * 129]
+
+
+def test_a_cost_that_stays_unknown_is_looked_for_while_a_target_is_wanted() -> None:
+    wanted = budgets(None, PromptBudget(Targets(tpot_s=0.04)), 330)
+    assert wanted[:255] == [512] * 255
+    assert set(wanted[255:]) == {128, 256, 1024}
+    assert set(budgets(None, PromptBudget(Targets(1.0)), 300)) == {512}
+
+
+def test_steps_before_a_budget_do_not_count() -> None:
+    made, budget = cluster(COST), Witness()
+    for step in range(2, 9):
+        for each in "ab":
+            show(made, each, snapshot("delta", step, step_s=1.0))
+    assert made.groups["default"].every_step.step_s > 1
+    GroupBudget(made.groups["default"], budget).step_ended()
+    assert budget.seen[0].step_s == 0
