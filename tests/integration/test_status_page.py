@@ -110,7 +110,8 @@ def test_every_panel_has_data(page: Page) -> None:
 
 def test_pointing_at_the_plots_says_what_is_there(page: Page) -> None:
     for host, words in (("loads", "fullest "), ("card-pool .plot", "\\n")):
-        page.evaluate(f"document.querySelector('#{host}').scrollIntoView()")
+        # In the middle: the page's head covers what is scrolled to its top.
+        page.evaluate(f"document.querySelector('#{host}').scrollIntoView({{block: 'center'}})")
         x, y = page.evaluate(
             f"(box => [box.x + box.width / 2, box.y + box.height / 2])"
             f"(document.querySelector('#{host} .u-over').getBoundingClientRect())"
