@@ -475,6 +475,7 @@ def test_the_router_learns_what_steps_cost() -> None:
     assert learned.per_token_s == pytest.approx(cost.per_token_s, rel=0.05)
 
 
+@pytest.mark.timeout(900)  # four long simulations; a minute on a core of its own
 def test_the_router_bounds_prompts_by_what_steps_cost_and_by_targets() -> None:
     given: dict[str, Any] = {
         "policy": "barrier_time",
