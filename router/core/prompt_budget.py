@@ -129,6 +129,7 @@ class PromptBudget:
         self._prompts_s = any_s if self._every == 1 else max(any_s, self._prompts_s)
         self._raised, self._windows = 1.0, _WINDOWS[-1:]
         tpot_s = self.targets.tpot_s or math.inf
+        asked = tpot_s < math.inf
         # Requests that may wait for their first token, by Little's law.
         allowed = (self.targets.ttft_s or 0.0) * self._rate(self._firsts)
         if allowed > 0:
@@ -138,14 +139,13 @@ class PromptBudget:
             self._correct(seen, tpot_s)
             self._windows = _WINDOWS
             self._mean_s = self._tpot_s = tpot_s * self._correction
-        elif math.isinf(tpot_s):
-            self._mean_s = self._tpot_s = tpot_s
         else:
-            self._mean_s = tpot_s
-            self._tpot_s = tpot_s * self._keep(seen.step_s > _SLACK * tpot_s)
+            self._mean_s = self._tpot_s = tpot_s
+            if asked:
+                self._tpot_s *= self._keep(seen.step_s > _SLACK * tpot_s)
         # What makes all steps miss the target may be what any prompts add: windows tell it.
-        least = self._tpot_s <= _LEAST_PART * tpot_s < math.inf
-        self._tried = not cost.rest_known and (least or self._tried) and tpot_s < math.inf
+        least = self._tpot_s <= _LEAST_PART * tpot_s
+        self._tried = asked and not cost.rest_known and (least or self._tried)
         chosen = self.of(seen.rest_s)
         self._every, self._tokens_before = chosen.every, chosen.tokens
         return chosen

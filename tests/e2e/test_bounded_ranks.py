@@ -15,7 +15,7 @@ from router.core.types import Snapshot
 from router.core.wire import BudgetMessage, encode, full_endpoint
 from tests.support.fleet import Fleet, running_fleet, worker_flags
 from tests.support.rank_steps import SnapshotLog, knows_prompts, reading
-from tests.support.server import running_router, wait_until
+from tests.support.server import Server, running_router, wait_until
 
 RANKS, CLIENTS = 2, 6
 FLEET = ("--workers", str(RANKS), "--slots", "8", "--step-time", "0.01,1e-7,0,2e-5")
@@ -117,35 +117,39 @@ def test_in_windows_the_same_steps_of_all_ranks_compute_prompts(tmp_path: Path) 
     assert len(open_steps) == 1
 
 
+@contextmanager
+def unasked(tmp_path: Path, *flags: str) -> Iterator[tuple[SnapshotLog, Server]]:
+    """Engines that get long prompts, behind a router without a flag."""
+    with (
+        running_fleet(tmp_path, *FLEET, "--no-prefix-caching", *flags) as fleet,
+        reading(endpoints(fleet)) as log,
+        prompts(fleet),
+        running_router(tmp_path, *worker_flags(fleet)) as router,
+    ):
+        yield log, router
+
+
+def learned(router: Server) -> None:
+    wait_until(lambda: knows_prompts(router), WAIT_S, "it has learned what prompts cost")
+
+
 def test_without_a_flag_ranks_that_wait_for_each_other_have_a_budget(tmp_path: Path) -> None:
     """By the cost, three times the 10 ms of a step without prompts: 1,500 tokens at least."""
-    with running_fleet(tmp_path, *FLEET, "--no-prefix-caching") as fleet:
-        workers = worker_flags(fleet)
-        with (
-            reading(endpoints(fleet)) as log,
-            prompts(fleet),
-            running_router(tmp_path, *workers) as router,
-        ):
-            wait_for(log, 512)
-            wait_until(lambda: knows_prompts(router), WAIT_S, "it has learned what prompts cost")
-            wait_until(
-                lambda: all((told[-1].prompt_budget or 0) >= 1500 for told in log.snapshots),
-                WAIT_S,
-                "the learned budget is in force",
-            )
+    with unasked(tmp_path) as (log, router):
+        wait_for(log, 512)
+        learned(router)
+        wait_until(
+            lambda: all((told[-1].prompt_budget or 0) >= 1500 for told in log.snapshots),
+            WAIT_S,
+            "the learned budget is in force",
+        )
 
 
 def test_without_a_flag_free_engines_have_none(tmp_path: Path) -> None:
-    with running_fleet(tmp_path, *FLEET, "--no-prefix-caching", "--no-barrier") as fleet:
-        workers = worker_flags(fleet)
-        with (
-            reading(endpoints(fleet)) as log,
-            prompts(fleet),
-            running_router(tmp_path, *workers) as router,
-        ):
-            wait_until(lambda: knows_prompts(router), WAIT_S, "it has learned what prompts cost")
-            wait_for(log, 0)
-            assert 'prompt_budget_tokens{by="router"' not in router.get("/metrics").text
+    with unasked(tmp_path, "--no-barrier") as (log, router):
+        learned(router)
+        wait_for(log, 0)
+        assert 'prompt_budget_tokens{by="router"' not in router.get("/metrics").text
 
 
 def test_steps_keep_the_target_while_prompts_come(tmp_path: Path) -> None:
@@ -160,7 +164,7 @@ def test_steps_keep_the_target_while_prompts_come(tmp_path: Path) -> None:
         ):
             wait_until(lambda: bool(log.snapshots[0][-1].prompt_budget), WAIT_S, "it tries budgets")
             tried = [len(told) for told in log.snapshots]
-            wait_until(lambda: knows_prompts(router), WAIT_S, "it has learned what prompts cost")
+            learned(router)
             before = [len(told) for told in log.snapshots]
             further = before[0] + 200
             wait_until(lambda: len(log.snapshots[0]) > further, WAIT_S, "200 further steps")

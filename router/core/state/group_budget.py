@@ -52,9 +52,14 @@ class GroupBudget:
         group, budget = self._group, self._budget
         if budget is None:
             return False
-        cost, every = group.step_time, group.every_step
+        before, every = group.prompt_budget, group.every_step
         told = [(each, each.feed) for each in group.live_workers() if each.feed is not None]
-        batch = max((feed.running for _, feed in told), default=0)
+        if not told or not (group.wanted or self._pays([feed for _, feed in told])):
+            # These steps tell nothing of what a later budget is for.
+            self._counted, self._own, group.prompt_budget = every, {}, None
+            return before is not None
+        cost = group.step_time
+        batch = max([feed.running for _, feed in told])
         rests_s, firsts, unstarted, context = dict[str, float](), 0, group.line.waiting, 0.0
         decoding = {each.spec.id for each, feed in told if feed.running > feed.computing}
         for worker, feed in told:
@@ -74,7 +79,7 @@ class GroupBudget:
             unstarted,
             rest_s,
             self._before_tokens,
-            step.prompt_tokens / max(1, len(told)),
+            step.prompt_tokens / len(told),
         )
         tpot_s = self._aim(budget, rest_s)
         chosen, self._own = budget.after(seen, cost), {}
@@ -83,9 +88,7 @@ class GroupBudget:
             chosen is None or rest_s >= tpot_s or self._unknown > _PATIENCE
         )
         tried = self._tried(seen.prompt_tokens, doubted=doubted)
-        if not told or not (group.wanted or self._pays([feed for _, feed in told])):
-            chosen = None
-        elif tried is not None:
+        if tried is not None:
             chosen = tried
         elif chosen is not None and rests_s and group.barrier is False:
             own = {i: budget.of(own_s) for i, own_s in rests_s.items()}
@@ -95,7 +98,7 @@ class GroupBudget:
             chosen = max(self._own.values())
         elif chosen is not None and not decoding:
             chosen = StepBudget(chosen.tokens)
-        before, group.prompt_budget = group.prompt_budget, chosen
+        group.prompt_budget = chosen
         return (before or chosen) is not None
 
     def _pays(self, feeds: Sequence[Feed]) -> bool:
