@@ -27,7 +27,10 @@ UNKNOWN = "unknown"
 ROOT = Path(__file__).resolve().parents[2]
 # What a request passes through, and what stands in for vLLM.
 SERVING = ("router/core", "router/dispatch", "router/engines", "router/http", "router/proxy")
-EMULATION = ("loadgen/emulator", "loadgen/engine", "loadgen/model", "engine_patches")
+EMULATION = (
+    *("loadgen/emulator", "loadgen/engine", "loadgen/model"),
+    *("engine_patches/admission", "engine_patches/stream"),
+)
 _PACKAGES = ("evenstep", "numpy", "numba")
 _PROSE = (".md", ".pyc")
 # Names the command line that this process is part of.

@@ -1,7 +1,7 @@
 """Of three replicas under load those that decide stand still, end or are killed."""
 
 from pathlib import Path
-from statistics import median
+from statistics import mean
 
 import pytest
 
@@ -18,9 +18,10 @@ async def test_another_takes_over_and_books_no_slot_twice(
             await run.stall()
         for _ in range(kills):
             await run.round()
-    told = f"{run.takeovers_s} s, {run.even_steps} steps, {run.broken}, {run.refused}"
+    told = f"{run.takeovers_s} s, uneven {run.unevenness}, {run.broken}, {run.refused}"
     print(told)  # noqa: T201 - the figures are wanted
     assert run.engines.booked_twice == 0
     assert run.broken["others"] == len(run.refused) == 0, told
     assert run.broken["killed"] > 0
-    assert median(run.even_steps) <= 50, told
+    # Over 12 quiet takeovers it was .67 to 1.06; the mean of two varies by about a tenth.
+    assert mean(run.unevenness) <= 1.5, told

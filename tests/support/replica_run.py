@@ -76,6 +76,12 @@ class Engines:
         normal = max(_means(before))
         return next((at for at, each in enumerate(_means(after)) if each <= normal), len(after))
 
+    def unevenness(self, killed_s: float, first_s: float) -> float:
+        """Mean imbalance from a new leader's first dispatch on, over that before the kill."""
+        before = [tokens for at_s, tokens in self.steps if at_s < killed_s][-_NORMAL_STEPS:]
+        after = [tokens for at_s, tokens in self.steps if at_s >= first_s][:_NORMAL_STEPS]
+        return mean(after) / mean(before)
+
 
 @dataclass(slots=True)
 class Replica:
@@ -112,6 +118,7 @@ class Run:
     """Attributes:
     takeovers_s: from each kill to the first request that reached an engine.
     even_steps: from there to an imbalance as before.
+    unevenness: imbalance from there on, over that before.
     broken: answers that broke off, by whether a replica was killed meanwhile.
     whole: number of other answers.
     refused: by a replica that was not about to end, with why.
@@ -122,6 +129,7 @@ class Run:
     rng: random.Random
     takeovers_s: list[float] = field(default_factory=list)
     even_steps: list[int] = field(default_factory=list)
+    unevenness: list[float] = field(default_factory=list)
     broken: Counter[str] = field(default_factory=Counter)
     whole: int = 0
     refused: list[str] = field(default_factory=list)
@@ -217,6 +225,7 @@ class Run:
         steps = len(self.engines.steps)
         await _until(lambda: len(self.engines.steps) > steps + _NORMAL_STEPS)
         self.even_steps.append(self.engines.steps_until_even(killed_s, first_s))
+        self.unevenness.append(self.engines.unevenness(killed_s, first_s))
 
 
 def _means(tokens: Sequence[int]) -> list[float]:

@@ -34,7 +34,10 @@ from tests.support.rank_steps import RankStep, reading
 from tests.support.server import free_port
 
 SLOTS, BLOCK, KV_TOKENS, BATCH_TOKENS = 64, 32, 200_000, 2048
-CODE = (*SERVING, *EMULATION, *CLIENT, "tests/bench/league/twin.py", "tests/bench/league/real.py")
+CODE = (
+    *(*SERVING, *EMULATION, *CLIENT, "engine_patches/plugin", "engine_patches/scheduler.py"),
+    *("tests/bench/league/twin.py", "tests/bench/league/real.py"),
+)
 FIGURES = (
     *("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "tokens_per_s", "hit_share"),
     *("completed", "failed", "requests", "busy"),
