@@ -3,10 +3,9 @@ r"""The plug-in: vLLM's two schedulers, publishing their state in each step, and
     vllm serve MODEL --scheduler-cls engine_patches.scheduler.EvenstepAsyncScheduler \
         --additional-config '{"evenstep": {"snapshots": "tcp://127.0.0.1:5600"}}'
 
-With ``"admission": {"policy": "headroom"}`` in the settings, a policy decides on admission; with
-``"prompt_budget": true``, routers bound the prompt tokens of each step. Use
-``EvenstepScheduler`` where vLLM does not schedule asynchronously, as on a CPU: it turns
-asynchronous scheduling off. Imported by vLLM only.
+Routers can bound the prompt tokens of each step. With ``"admission": {"policy": "headroom"}`` in
+the settings, a policy decides on admission. Use ``EvenstepScheduler`` where vLLM does not schedule
+asynchronously, as on a CPU: it turns asynchronous scheduling off. Imported by vLLM only.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from engine_patches.plugin.gate import AdmissionGate
 from engine_patches.plugin.prefixes import CachedPrefixes
 from engine_patches.plugin.prompt_bound import PromptBound
 from engine_patches.plugin.reporter import Reporter, log
-from engine_patches.plugin.settings import Settings
+from engine_patches.plugin.settings import PlugInError, Settings
 
 ADMISSION_NEEDS = "state", "slots", "cached_tokens", "preemptions", "memory", "watermark"
 
@@ -58,10 +57,8 @@ class EvenstepMixin:
             # A request that waits for its token is scheduled ahead by the asynchronous one alone.
             ahead = engine.memory.steps_ahead if self._asynchronous else 0
             self._gate = AdmissionGate(engine, Entrance(self), settings.admission, ahead=ahead)
-        if settings.prompt_budget:
-            ranks = ("ranks", "group_steps") if engine.lockstep else ()
-            needs = "state", *ranks
-            self._prompts = engine.read("prompt_budget", lambda: self._bound(engine), None, *needs)
+        if settings.prompt_budget is not False:
+            self._prompts = self._bound(engine, asked=settings.prompt_budget is True)
         if engine.lockstep:
             engine.read("idle_steps", lambda: watch_dummy_batches(self._idled), None)
             unknown = engine.next_shared
@@ -80,11 +77,23 @@ class EvenstepMixin:
             "as vLLM decides" if self._gate is None else self._gate.policy.name,
         )
 
-    def _bound(self, engine: EngineView) -> PromptBound:
-        prompts = PromptBound(PromptTokens(self), lockstep=engine.lockstep)
-        if engine.lockstep:
-            watch_group_steps(prompts.stepped)
-        return prompts
+    def _bound(self, engine: EngineView, *, asked: bool) -> PromptBound | None:
+        """PlugInError: somebody has asked for budgets, and this engine cannot keep them."""
+
+        def bound() -> PromptBound:
+            prompts = PromptBound(PromptTokens(self), lockstep=engine.lockstep)
+            if engine.lockstep:
+                watch_group_steps(prompts.stepped)
+            return prompts
+
+        ranks = ("ranks", "group_steps") if engine.lockstep else ()
+        try:
+            return engine.read("prompt_budget", bound, None, "state", *ranks)
+        except PlugInError as error:
+            if asked:
+                raise
+            log.info("evenstep: routers cannot bound the prompts of a step here: %s", error)
+            return None
 
     def _cached(self, engine: EngineView) -> CachedPrefixes | None:
         cache = open_cache(self, engine.memory.groups)

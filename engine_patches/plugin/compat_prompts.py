@@ -18,10 +18,12 @@ STEP_END = "_has_global_unfinished_reqs"
 LEAST = "sync_kv_cache_memory_size"
 # In the first step of a group, in which all ranks come at once.
 _JOINING = timedelta(seconds=10)
-# Features that put a prompt off, or compute more of it, where a step has few tokens left for it.
-_WHOLE = (
+# Features that put a prompt off, or compute more of it, where a step has few tokens left for it;
+# and ranks that are added while the group runs, which would not agree with the others.
+_WITHOUT = (
     ("need_mamba_block_aligned_split", "the Mamba cache mode align"),
     ("scheduler_config.disable_chunked_mm_input", "--disable-chunked-mm-input"),
+    ("vllm_config.parallel_config.enable_elastic_ep", "--enable-elastic-ep"),
 )
 
 
@@ -29,17 +31,17 @@ class PromptTokens:
     """Bounds the prompt tokens of single steps; tokens of requests in decode always fit.
 
     Raises:
-        PlugInError: this engine cannot cut prompts into pieces of any size.
+        PlugInError: this engine cannot cut prompts into pieces of any size, or its group grows.
     """
 
     def __init__(self, scheduler: Any) -> None:
-        whole = [
-            why for path, why in _WHOLE if has(scheduler, path) and attrgetter(path)(scheduler)
+        without = [
+            why for path, why in _WITHOUT if has(scheduler, path) and attrgetter(path)(scheduler)
         ]
         if not scheduler.scheduler_config.enable_chunked_prefill:
-            whole.append("--no-enable-chunked-prefill")
-        if whole:
-            raise PlugInError(f"evenstep.prompt_budget does not work with {', '.join(whole)}")
+            without.append("--no-enable-chunked-prefill")
+        if without:
+            raise PlugInError(f"evenstep.prompt_budget does not work with {', '.join(without)}")
         self._scheduler = scheduler
         self._step_tokens = scheduler.max_num_scheduled_tokens
         self._chunk = scheduler.scheduler_config.long_prefill_token_threshold
@@ -108,9 +110,7 @@ def _all_join(core: Any) -> bool:
     try:
         core.dp_store.wait(ranks, _JOINING)
     except RuntimeError:
-        log.warning(
-            "evenstep: no prompt budget here: not all ranks of the group have prompt_budget set"
-        )
+        log.warning("evenstep: no prompt budget here: not all ranks of the group take one")
         return False
     return True
 

@@ -35,8 +35,8 @@ class Settings:
     # ``engine_patches.end_signal:EndSignal``.
     end_signal: bool = False
     # Let routers bound the prompt tokens of each step; without effect unless all ranks of a
-    # data-parallel group have it.
-    prompt_budget: bool = False
+    # data-parallel group have it. None: where this engine can cut prompts into pieces.
+    prompt_budget: bool | None = None
     admission: AdmissionSettings | None = None  # policy under KV pressure; None: vLLM decides alone
 
     @property

@@ -51,8 +51,8 @@ _KEYS_DIFFER = (
 
 _LOOKS_EVERY = 64  # messages of an engine that takes no budget
 _NO_BUDGET = (
-    "takes no prompt budget, so that nothing bounds its prompts: set prompt_budget in the settings "
-    "of its plug-in"
+    "takes no prompt budget, so that nothing bounds its prompts: its log says why, unless its "
+    "plug-in is an older one or has prompt_budget false"
 )
 
 

@@ -234,7 +234,7 @@ def engine(
     flags = (*flags, *where.group_flags(port + 1 + PORTS_PER_RANK * where.ranks))
     if plug_in:
         endpoint = f"tcp://127.0.0.1:{port + 1}"
-        config = json.dumps({"evenstep": {"snapshots": endpoint, "prompt_budget": True}})
+        config = json.dumps({"evenstep": {"snapshots": endpoint}})
         flags = (*flags, "--scheduler-cls", where.scheduler, "--additional-config", config)
     if hidden_lengths:
         flags = (*flags, "--logits-processors", "engine_patches.hidden_length:HiddenLength")

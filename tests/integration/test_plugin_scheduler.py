@@ -30,6 +30,8 @@ def ours(vllm: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         module = ModuleType(class_.__module__)
         setattr(module, name, class_)
         monkeypatch.setitem(sys.modules, class_.__module__, module)
+    core: Any = plugin_engine.DPEngineCoreProc  # ranks that take prompt budgets watch its steps
+    monkeypatch.setattr(core, "_has_global_unfinished_reqs", core._has_global_unfinished_reqs)
     yield importlib.import_module("engine_patches.scheduler")
     del sys.modules["engine_patches.scheduler"]
 
@@ -124,8 +126,7 @@ def test_a_budget_comes_over_the_channel_and_bounds_steps(
     ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = f"ipc://{tmp_path}/s"
-    settings = {"snapshots": endpoint, "prompt_budget": True}
-    scheduler = ours.EvenstepScheduler(evenstep=settings)
+    scheduler = ours.EvenstepScheduler(evenstep={"snapshots": endpoint})
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.RCVTIMEO, 5000)
@@ -159,13 +160,57 @@ def test_a_budget_comes_over_the_channel_and_bounds_steps(
     scheduler.shutdown()
 
 
+@pytest.fixture
+def growing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines whose group of ranks may grow while it runs."""
+    init = FakeScheduler.__init__
+
+    def begin(self: Any, *args: Any, **given: Any) -> None:
+        init(self, *args, **given)
+        self.vllm_config.parallel_config.enable_elastic_ep = True
+
+    monkeypatch.setattr(FakeScheduler, "__init__", begin)
+
+
+@pytest.mark.usefixtures("growing")
+def test_where_no_budget_can_be_kept_an_engine_takes_none(
+    ours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint = f"ipc://{tmp_path}/s"
+    with caplog.at_level("INFO"):
+        scheduler = ours.EvenstepScheduler(evenstep={"snapshots": endpoint})
+    full = ask_full(endpoint)
+    assert (full.prompt_budget, full.unreported) == (None, ())
+    assert (
+        "cannot bound the prompts of a step here: evenstep.prompt_budget does not work with "
+        in (caplog.text)
+    )
+    scheduler.shutdown()
+
+
+@pytest.mark.usefixtures("growing")
+def test_where_no_budget_can_be_kept_an_engine_that_is_told_to_take_one_does_not_start(
+    ours: Any, tmp_path: Path
+) -> None:
+    settings = {"snapshots": f"ipc://{tmp_path}/s", "prompt_budget": True}
+    with pytest.raises(PlugInError, match=r"does not work with --enable-elastic-ep"):
+        ours.EvenstepScheduler(evenstep=settings)
+
+
+def test_an_engine_that_is_told_to_takes_no_budget(ours: Any, tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/s"
+    scheduler = ours.EvenstepScheduler(evenstep={"snapshots": endpoint, "prompt_budget": False})
+    full = ask_full(endpoint)
+    assert (full.prompt_budget, full.unreported) == (None, ())
+    scheduler.shutdown()
+
+
 def test_ranks_whose_idle_steps_cannot_be_counted_say_so(
     ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(sys.modules["vllm.v1.engine.core"], "DPEngineCoreProc")
     endpoint = f"ipc://{tmp_path}/s"
-    settings = {"snapshots": endpoint, "prompt_budget": True}
-    scheduler = ours.EvenstepScheduler(ranks=2, evenstep=settings)
+    scheduler = ours.EvenstepScheduler(ranks=2, evenstep={"snapshots": endpoint})
     full = ask_full(endpoint)
     assert (full.ranks, full.prompt_budget) == (2, None)
     assert full.unreported == ("prompt_budget", "idle_steps", "shared_steps")

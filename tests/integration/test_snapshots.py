@@ -99,8 +99,8 @@ async def test_an_engine_that_takes_no_budget_is_named_once(
         await router.next()
     said = [one.message for one in caplog.records if "prompt budget" in one.message]
     assert said == [
-        "w: takes no prompt budget, so that nothing bounds its prompts: set prompt_budget in the "
-        "settings of its plug-in"
+        "w: takes no prompt budget, so that nothing bounds its prompts: its log says why, unless "
+        "its plug-in is an older one or has prompt_budget false"
     ]
 
 

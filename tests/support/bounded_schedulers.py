@@ -15,7 +15,7 @@ def bounded(
     """Random requests and budgets under memory pressure; each step is checked."""
     rng = random.Random(1)
     sizes: dict[str, Any] = {"slots": 8, "blocks": 31, "step_tokens": 256, "drafts": drafts}
-    scheduler = make.make(flavour, **sizes, prompt_budget=True, **settings)
+    scheduler = make.make(flavour, **sizes, **settings)
     driver = Driver(scheduler, ahead, kept=lambda: rng.randint(0, drafts))
     schedule, own = scheduler.schedule, scheduler.max_num_scheduled_tokens
     counts = "steps", "at_the_bound", "mixed", "free", "held", "preempted", "tokens"

@@ -189,7 +189,7 @@ class _Run:
         init_none_hash(sha256)
         self._steps, self._writer = steps, EndWriter(ends, 2 * SLOTS)
         given: dict[str, Any] = {"slots": SLOTS, "blocks": BLOCKS, "step_tokens": 64}
-        given |= {"caching": True, "end_signal": True, "prompt_budget": True, "ranks": ranks}
+        given |= {"caching": True, "end_signal": True, "ranks": ranks}
         self._scheduler = make.make(flavour, **given)
         self._driver = Driver(self._scheduler, ahead, get_request_block_hasher(32, sha256))
         self.compared = 0

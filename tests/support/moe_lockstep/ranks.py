@@ -79,7 +79,7 @@ def running_ranks(
     port = free_port(2 * RANKS + 1) if at is None else int(at.endpoints[0].rpartition(":")[2])
     https = [None] * RANKS if at is None else [server.port for server in at.servers]
     rpc_port = port + 2 * RANKS
-    streams = {"evenstep": {"snapshots": f"tcp://127.0.0.1:{port}", "prompt_budget": True}}
+    streams = {"evenstep": {"snapshots": f"tcp://127.0.0.1:{port}"}}
     common = (*FLAGS, "--data-parallel-rpc-port", str(rpc_port), *flags)
     common = (*common, "--additional-config", json.dumps(streams))
     each = [("--data-parallel-rank", str(rank)) for rank in range(RANKS)]

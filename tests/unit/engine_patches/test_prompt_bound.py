@@ -173,7 +173,7 @@ def test_without_one_rank_there_is_no_budget(
         assert rank._has_global_unfinished_reqs(True) is True
     assert engine.step() == (8192, 0)
     assert [one.getMessage() for one in caplog.records] == [
-        "evenstep: no prompt budget here: not all ranks of the group have prompt_budget set"
+        "evenstep: no prompt budget here: not all ranks of the group take one"
     ]
 
 
