@@ -25,7 +25,8 @@ _LEAST_SPREAD = 1e-5  # relative; below, clocks make the difference
 # A hiccup is this many standard deviations off. At most a share of the steps are hiccups.
 _FAR, _MOST_HICCUPS = 6.0, 0.05
 _FEW = 4  # steps whose own spread says nothing
-_FIRST_TURNS, _AGAIN_TURNS = 12, 4
+# Turns from both ends, at first and later; the first of them leave no step out.
+_FIRST_TURNS, _AGAIN_TURNS, _ALL_TURNS = 12, 4, 2
 _GOOD, _BETTER = 0.8, 0.95  # share explained; errors of a fit with other rows
 # The engine has changed: errors of the last blocks, as a share of the step and of those before.
 _CHANGED, _TIMES = 0.03, 3.0
@@ -97,11 +98,14 @@ def solved(steps: Steps, before: Solution | None = None) -> Solution:
 
 
 def poor(steps: Steps, found: Solution) -> bool:
-    """Whether it explains so little that its rows may be wrong.
+    """Whether it may take the steps that would correct it for hiccups.
 
-    Such a fit takes the steps that would correct it for hiccups.
+    It explains little, so that its rows may be wrong, or it leaves out steps that are shorter than
+    it predicts, which no hiccup is: as where nearly all had the same prompt tokens up to now, and
+    the first with fewer tell what those cost.
     """
-    return explained_share(steps.seconds, found) < _GOOD
+    shorter = int(np.count_nonzero(~found.kept & (found.off < 0)))
+    return shorter >= _FEW or explained_share(steps.seconds, found) < _GOOD
 
 
 def from_both_ends(steps: Steps, before: Solution | None = None) -> Solution:
@@ -136,8 +140,9 @@ def _turned(steps: Steps, costs: Floats, turns: int = 0) -> Solution:
     else:
         terms, predicted, off = _residuals(steps, costs, least_s)
         spread, kept = _spread(off, with_prompts)
-    for _ in range(turns or 1):
-        weights = kept / (predicted * spread) ** 2
+    for turn in range(turns or 1):
+        # The first fits are too poor to tell which steps are hiccups.
+        weights = (kept | (turn < min(turns, _ALL_TURNS))) / (predicted * spread) ** 2
         found = _least_squares(terms[:, :WIDTH], seconds, weights)
         terms, predicted, off = _residuals(steps, found.costs, least_s)
         spread, kept = _spread(off, with_prompts)

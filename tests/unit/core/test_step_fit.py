@@ -322,6 +322,20 @@ def test_the_slowest_rank_may_have_the_most_of_nothing(worth: int) -> None:
     assert fit.fitted.per_prompt_token_s == pytest.approx(cost.per_prompt_token_s, rel=0.05)
 
 
+def test_the_first_steps_with_fewer_prompt_tokens_are_no_hiccups() -> None:
+    """Prompts filled every step before: what they cost might have been a part of C."""
+    rng, fit = np.random.default_rng(3), StepFit()
+    for number in range(512):
+        loads = rng.integers(10_000, 40_000, 4).tolist()
+        fewer = number >= 2 * LEAST_STEPS and number % 25 == 0
+        most = int(rng.integers(50, 600)) if fewer else 700
+        prompts = [int(most * share) for share in (1, *rng.integers(0, 2, 3))]
+        step = Made(loads, [8] * 4, prompts, [0.0] * 4)
+        learn(fit, step, COST.base_s + max(work(COST, step)))
+    assert fit.fitted is not None
+    assert fit.fitted.per_prompt_token_s == pytest.approx(COST.per_prompt_token_s, rel=0.05)
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_the_slowest_rank_need_not_be_the_fullest(told: bool) -> None:
     """Ranks of different speed: only their waits tell which one was the slowest."""
