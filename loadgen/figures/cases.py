@@ -1,25 +1,22 @@
-"""A trial: decode workers behind one policy, with its command line and names."""
+"""A trial: decode workers behind one policy, and what is measured of them."""
 
 from __future__ import annotations
 
-import hashlib
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from typing import ClassVar
 
 import numpy as np
 
 from loadgen.figures.fingerprints import DECODE_FOLDERS, HANDOFF_FOLDERS
-from loadgen.figures.trials import QUICK_SEEDS, QUICK_SHARE, Run, Trial
+from loadgen.figures.trials import QUICK_SHARE, CommandTrial, Run
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig, flag, usual_pool
+from loadgen.simulator.decode.decode_command import DecodeOptions
+from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.decode_results import StepRecords
-from loadgen.simulator.decode.length_sources import TraceLengths
 from loadgen.simulator.decode.prefill_results import PrefillResult
-from loadgen.simulator.decode.prefill_workers import PrefillConfig
 from loadgen.simulator.decode.simulated_router import PARAMETERS
-from loadgen.traces.trace import BUNDLED, load_trace
+from router.core.forecast.forecast import WorkProfile
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.types import Assignment, Request, WorkerView
@@ -37,60 +34,40 @@ BEFORE_REFILL = "imbalance_before_refill_tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class Case(Trial):
+class Case(CommandTrial[DecodeOptions]):
     """One row of a study."""
 
-    config: DecodeConfig  # settings of the simulation; the seed is replaced
     before_refill: bool = False  # measure the imbalance before each refill of free slots as well
     keep_records: bool = False  # keep every step of the first seed
+    unaware: bool = False  # the policy takes a step to cost nothing but KV tokens
+
+    name: ClassVar = "simulate decode"
+    always: ClassVar = ("policy",)
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        prefill = _PREFILL_METRICS if self.config.prefill is not None else ()
+        prefill = _PREFILL_METRICS if self.options.prefill_workers else ()
         before = (BEFORE_REFILL,) if self.before_refill else ()
         return (*_KEPT, *_CHOSEN, *prefill, *before)
 
     @property
     def code(self) -> Sequence[str]:
-        return HANDOFF_FOLDERS if self.config.prefill else DECODE_FOLDERS
-
-    @property
-    def differs(self) -> Mapping[str, object]:
-        """Settings that differ from the paper's conditions."""
-        config = self.config
-        default = settings(DecodeConfig(policy="bfio", lengths=config.lengths, **PAPER))
-        required = {"policy": config.policy, "lengths": config.lengths.name}
-        given = settings(config).items()
-        return required | {name: value for name, value in given if value != default.get(name)}
+        return HANDOFF_FOLDERS if self.options.prefill_workers else DECODE_FOLDERS
 
     @property
     def command(self) -> str | None:
-        config, lengths = self.config, self.config.lengths
-        if config.known_profile is not None:
-            return None
-        default = DecodeConfig(policy="bfio", lengths=lengths, pool=usual_pool(config.arrivals))
-        if config.prefill is not None:
-            default = replace(default, prefill=PrefillConfig(config.prefill.workers))
-        usual = _flags(default)
-        words = [f"--policy {config.policy}", f"--lengths {lengths.name}"]
-        if isinstance(lengths, TraceLengths):
-            bundled = {path.name: name for name, path in BUNDLED.items()}
-            words[1] = f"--trace {shlex.quote(bundled.get(lengths.name, lengths.name))}"
-        for name, value in _flags(config).items():
-            if value != usual[name] or name == "--prefill-workers":
-                words.append(f"{name} {value}")
-        return " ".join(["evenstep simulate decode", *words])
+        return None if self.unaware else super(Case, self).command
 
     def depends_on(self, seed: int) -> list[object]:
-        lengths, drawn = self.config.lengths, self.config.lengths.name
-        if isinstance(lengths, TraceLengths):
-            content = lengths.prompts.tobytes() + lengths.outputs.tobytes()
-            drawn = hashlib.sha256(content).hexdigest()
-        shown = (self.before_refill or None, self.keep_records)
-        return [settings(self.config), seed, *shown, drawn]
+        return [self.config(seed).described(), self.before_refill, self.keep_records]
+
+    def config(self, seed: int) -> DecodeConfig:
+        """The simulation of one run."""
+        (config,) = self.seeded(seed).configs()
+        return replace(config, known_profile=WorkProfile()) if self.unaware else config
 
     def run(self, seed: int) -> Run:
-        config = replace(self.config, seed=seed)
+        config = self.config(seed)
         watched = BeforeRefill(POLICIES[config.policy].make(PolicySettings(seed=seed)))
         result = simulate(
             config,
@@ -110,10 +87,8 @@ class Case(Trial):
         return run
 
     def shortened(self) -> Case:
-        steps = max(40, self.config.steps // QUICK_SHARE)
-        warmup = min(self.config.warmup, steps // 4)
-        small: DecodeConfig = replace(self.config, steps=steps, warmup=warmup)
-        return replace(self, config=small, seeds=min(self.seeds, QUICK_SEEDS))
+        steps = max(40, self.options.steps // QUICK_SHARE)
+        return self.shorter(steps=steps, warmup=min(self.options.warmup, steps // 4))
 
 
 class BeforeRefill(Policy):
@@ -129,46 +104,3 @@ class BeforeRefill(Policy):
         loads = [worker.load_tokens for worker in workers]
         self.imbalances.append(len(loads) * max(loads) - sum(loads))
         return self._policy.assign(waiting, workers, known)
-
-
-@cache
-def trace_lengths(name: str) -> TraceLengths:
-    """Lengths of a bundled trace."""
-    return TraceLengths.of(load_trace(name))
-
-
-def settings(config: DecodeConfig) -> dict[str, object]:
-    """All settings that a result depends on, except the seed."""
-    everything = config.described() | {name: getattr(config, name) for name in PARAMETERS}
-    del everything["seed"]
-    return everything
-
-
-_PLAIN_FLAGS = (
-    *("workers", "slots", "pool", "steps", "warmup", *PARAMETERS),
-    *("deadline_steps", "dispatch_delay", "overcommit", "kv_tokens", "arrivals"),
-    "size_error",
-)
-
-
-def _flags(config: DecodeConfig) -> dict[str, str]:
-    """All flags of a command line with their values, except policy and lengths."""
-    profile, prefill = config.profile, config.prefill
-    plain = {flag(name): getattr(config, name) for name in _PLAIN_FLAGS}
-    flags = plain | {
-        "--dispatch": config.dispatch.value,
-        "--lookahead": config.knowledge,
-        "--drift": f"{profile.growth:g}",
-        "--prefill-cost": f"{profile.prefill_beta:g},{profile.prefill_chunk}",
-        "--step-time": config.step_time,
-    }
-    if prefill is not None:
-        computes, transfer = prefill.time, prefill.transfer
-        flags |= {
-            "--prefill-workers": prefill.workers,
-            "--prefill-step-time": f"{computes.base_s:g},{computes.per_token_s:g}",
-            "--prefill-chunk": prefill.chunk,
-            "--prefill-kv-tokens": prefill.kv_tokens,
-            "--kv-transfer-time": f"{transfer.latency_s:g},{transfer.per_token_s:g}",
-        }
-    return {name: str(value) for name, value in flags.items()}

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from loadgen.figures.cases import settings
 from loadgen.figures.samples import Claim, Outcomes, Sample
 from loadgen.figures.studies import STUDIES
-from loadgen.figures.study import config
+from loadgen.figures.study import options_of
 from loadgen.figures.tables import Table
 from loadgen.figures.trials import QUICK_SEEDS, QUICK_SHARE
 from loadgen.report.origin import KEY, Document
@@ -38,13 +37,16 @@ def document(
     ``quick``: from shortened runs. ``origins``: as far as they are known.
     """
     mark = {"quick": True} if quick else {}
-    defaults = settings(config("burstgpt", "bfio, no look-ahead"))
-    del defaults["policy"], defaults["lengths"]
+    (usual,) = options_of("burstgpt", "bfio, no look-ahead").configs()
     return {
         "statement": QUICK_STATEMENT if quick else STATEMENT,
         **mark,
         "versions": {"evenstep": version("evenstep"), "numpy": version("numpy")},
-        "defaults": defaults,
+        "defaults": {
+            name: value
+            for name, value in usual.described().items()
+            if name not in ("policy", "lengths", "seed")
+        },
         "studies": {
             name: _study(name, found, (origins or {}).get(name), quick)
             for name, found in outcomes.items()

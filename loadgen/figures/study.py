@@ -2,19 +2,20 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar
 
 from loadgen.engine.engine_features import EngineFeatures
-from loadgen.figures.cases import trace_lengths
 from loadgen.figures.fingerprints import DECODE_FOLDERS, file_of
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Claim, Outcomes
 from loadgen.figures.tables import Table
 from loadgen.figures.trials import Trial
 from loadgen.report.origin import Document, Engines, origin
-from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
-from loadgen.simulator.decode.oracle import Knowledge
+from loadgen.simulator.decode.decode_command import DecodeOptions
+from loadgen.traces.trace import load_trace
 from loadgen.traces.trace_files import BLOCK_TOKENS
 
 TRACE_NAMES: Mapping[str, str] = {
@@ -81,13 +82,10 @@ class Study(ABC):
         return origin(Engines.SIMULATED, code, self.physics)
 
 
-def oracle(missed: float = 0.0) -> Knowledge:
-    """Knowledge of all ends, except those of a fraction of the requests."""
-    return Knowledge("oracle", missed)
-
-
+# Where the paper's conditions differ from the defaults of ``serve``.
+PAPER: Mapping[str, Any] = {"deadline_steps": 0, "overcommit": 0, "lookahead": "none"}
 # The paper's objective as printed; the tie weight only breaks ties.
-PLAIN: Mapping[str, float] = {"discount": 1.0, "tie_weight": 1e-9, "lead_tokens": 0.0}
+PLAIN: Mapping[str, float] = {"discount": 1.0, "tie_weight": 1e-9, "lead": 0.0}
 # Policies with their information, by the names that tables and keys use.
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "fcfs": {"policy": "fcfs"},
@@ -96,22 +94,28 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "vllm_score_2025": {"policy": "vllm_score_2025"},
     "vllm_score_2026": {"policy": "vllm_score_2026"},
     "balance_route H=0": {"policy": "balance_route", "horizon": 0},
-    "balance_route H=20, oracle": {"policy": "balance_route", "horizon": 20, "knowledge": oracle()},
-    "plain program H=20, oracle": {"policy": "bfio", "horizon": 20, **PLAIN, "knowledge": oracle()},
+    "balance_route H=20, oracle": {"policy": "balance_route", "horizon": 20, "lookahead": "oracle"},
+    "plain program H=20, oracle": {"policy": "bfio", "horizon": 20, **PLAIN, "lookahead": "oracle"},
     "bfio, no look-ahead": {"policy": "bfio"},
-    "bfio, survival curve": {"policy": "bfio", "knowledge": Knowledge("survival")},
-    "bfio, oracle missing 50 %": {"policy": "bfio", "knowledge": oracle(0.5)},
-    "bfio, oracle missing 30 %": {"policy": "bfio", "knowledge": oracle(0.3)},
-    "bfio, oracle missing 10 %": {"policy": "bfio", "knowledge": oracle(0.1)},
-    "bfio, oracle": {"policy": "bfio", "knowledge": oracle()},
+    "bfio, survival curve": {"policy": "bfio", "lookahead": "survival"},
+    "bfio, oracle missing 50 %": {"policy": "bfio", "lookahead": "miss:0.5"},
+    "bfio, oracle missing 30 %": {"policy": "bfio", "lookahead": "miss:0.3"},
+    "bfio, oracle missing 10 %": {"policy": "bfio", "lookahead": "miss:0.1"},
+    "bfio, oracle": {"policy": "bfio", "lookahead": "oracle"},
 }
 NONE, ORACLE = "bfio, no look-ahead", "bfio, oracle"
 GREEDY, GREEDY_ORACLE = "balance_route H=0", "balance_route H=20, oracle"
 
 
-def config(trace: str, way: str, **changes: Any) -> DecodeConfig:
-    """One of ``TRACE_NAMES`` and of ``WAYS`` under the paper's conditions, with changed fields.
+def options_of(trace: str, way: str, **changes: Any) -> DecodeOptions:
+    """One of ``TRACE_NAMES`` and of ``WAYS`` under the paper's conditions, with changed options.
 
     These are G=16, B=72, pool 128 and 4,500 steps.
     """
-    return DecodeConfig(**{**PAPER, "lengths": trace_lengths(trace), **WAYS[way], **changes})
+    return DecodeOptions(**{**PAPER, "trace": trace, **WAYS[way], **changes})
+
+
+@cache
+def mean_output_tokens(trace: str) -> float:
+    """Of a bundled trace's requests."""
+    return fmean(row.output_tokens for row in load_trace(trace).requests)

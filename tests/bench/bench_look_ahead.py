@@ -15,11 +15,12 @@ from typing import Any
 
 from loadgen.report.origin import Engines, origin
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
+from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.length_sources import TraceLengths
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.traces.trace import BUNDLED, load_trace
 from tests.support.figure_files import write_figures
+from tests.support.paper import PAPER
 
 CODE = (
     "router/core/policies/bfio",

@@ -10,7 +10,7 @@ from loadgen.engine.kv_handoff import TransferTime
 from loadgen.engine.prefill_settings import PrefillTime
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_command import ARRIVALS
-from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
+from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.decode_results import DecodeResult
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
@@ -24,6 +24,7 @@ from tests.property.test_simulator_laws import (
     config_of,
     stream_of,
 )
+from tests.support.paper import PAPER
 
 LONGEST_PROMPT = 60
 PREFILLS = st.builds(

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from msgspec.structs import replace as replace_fields
 
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
+from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.decode_results import StepRecords
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.request_streams import ClosedStream, Job
@@ -28,6 +28,7 @@ from router.recording.lines import (
     RequestLine,
     StepLine,
 )
+from tests.support.paper import PAPER
 
 GROUP = "default"
 LENGTHS = LawLengths.parse("geometric:400,40")

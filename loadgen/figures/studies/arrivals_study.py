@@ -5,13 +5,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from loadgen.figures.cases import Case, trace_lengths
+from loadgen.figures.cases import Case
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Claim, Outcomes, Sample, at_most
-from loadgen.figures.study import TRACE_NAMES, Study, config
+from loadgen.figures.study import TRACE_NAMES, Study, mean_output_tokens, options_of
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, TTFT_P99, Table, metric_table
 from loadgen.report.charts import draw_line, finish, legend, panels, save
-from loadgen.traces.arrivals import Arrivals
 from router.core.types import Dispatch
 
 PERCENT = (60, 80, 95, 105, 110, 115)
@@ -32,8 +31,7 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
 
 def capacity_per_s(outcomes: Outcomes, trace: str) -> float:
     """Requests per second that FCFS serves when the pool never runs empty."""
-    output_tokens = float(trace_lengths(trace).outputs.mean())
-    return outcomes[trace, "capacity"].mean("throughput_tok_s") / output_tokens
+    return outcomes[trace, "capacity"].mean("throughput_tok_s") / mean_output_tokens(trace)
 
 
 def _better(outcomes: Outcomes, trace: str, percent: int, metric: str) -> Sample:
@@ -52,16 +50,16 @@ class ArrivalsStudy(Study):
 
     def measure(self, laboratory: Laboratory) -> Outcomes:
         full = laboratory.run(
-            [Case((trace, "capacity"), config(trace, "fcfs")) for trace in TRACE_NAMES]
+            [Case((trace, "capacity"), options_of(trace, "fcfs")) for trace in TRACE_NAMES]
         )
         cases = []
         for trace, percent in product(TRACE_NAMES, PERCENT):
             rate = round(capacity_per_s(full, trace) * percent / 100, 2)
-            changes: dict[str, Any] = {"arrivals": Arrivals("poisson", rate)}
+            changes: dict[str, Any] = {"arrivals": f"poisson:{rate}", "pool": 128}
             if percent <= 100:
                 changes["steps"] = 3000
             cases += [
-                Case((trace, str(percent), form), config(trace, "fcfs", **settings, **changes))
+                Case((trace, str(percent), form), options_of(trace, "fcfs", **settings, **changes))
                 for form, settings in FORMS.items()
             ]
         return {**full, **laboratory.run(cases)}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from loadgen.figures.cases import Case
 from loadgen.figures.samples import Claim, Outcomes, at_most
-from loadgen.figures.study import NONE, ORACLE, TRACE_NAMES, Study, config
+from loadgen.figures.study import NONE, ORACLE, TRACE_NAMES, Study, options_of
 from loadgen.figures.tables import (
     BUBBLE,
     IMBALANCE,
@@ -35,7 +35,7 @@ class DeadlinesStudy(Study):
 
     def cases(self) -> Iterator[Case]:
         for trace, way, steps in product(TRACE_NAMES, RATIOS, DEADLINES):
-            yield Case((trace, way, str(steps)), config(trace, way, deadline_steps=steps))
+            yield Case((trace, way, str(steps)), options_of(trace, way, deadline_steps=steps))
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         return [
@@ -76,7 +76,7 @@ class DispatchStudy(Study):
 
     def cases(self) -> Iterator[Case]:
         for trace, delay, more in product(TRACE_NAMES, DELAYS, OVERCOMMITS):
-            run = config(trace, NONE, dispatch_delay=delay, overcommit=more, steps=_STEPS)
+            run = options_of(trace, NONE, dispatch_delay=delay, overcommit=more, steps=_STEPS)
             yield Case((trace, str(delay), str(more)), run)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:

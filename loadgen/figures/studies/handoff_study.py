@@ -5,24 +5,21 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from loadgen.engine.prefill_settings import PrefillTime
-from loadgen.figures.cases import Case, trace_lengths
+from loadgen.figures.cases import Case
 from loadgen.figures.fingerprints import HANDOFF_FOLDERS
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Claim, Outcomes, Sample, at_most
 from loadgen.figures.studies.arrivals_study import FORMS, OURS
-from loadgen.figures.study import COMPUTING, Study, config
+from loadgen.figures.study import COMPUTING, Study, mean_output_tokens, options_of
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, Column, Table, metric_table
 from loadgen.report.charts import draw_line, finish, legend, panels, save
 from loadgen.report.intervals import paired
-from loadgen.simulator.decode.decode_config import DecodeConfig
-from loadgen.simulator.decode.prefill_workers import PrefillConfig
-from loadgen.traces.arrivals import Arrivals
+from loadgen.simulator.decode.decode_command import DecodeOptions
 from router.core.types import Dispatch
 
 _TRACE = "burstgpt"
 _WORKERS, _SLOTS, _STEPS, _SEEDS = 8, 32, 2000, 10
-_PREFILL = PrefillConfig(4, PrefillTime(4.95e-3, 1e-5))
+_PREFILL_WORKERS = 4
 PERCENT = (80, 90, 100, 110)
 OVERLOAD = 110
 _FULL = (100, OVERLOAD, None)  # None: the pool never runs empty
@@ -44,15 +41,14 @@ WAIT = Column("hand-off wait, s", "handoff_wait_mean_s", 1.0, 3)
 _COLUMNS = (IMBALANCE, THROUGHPUT, TPOT, TTFT, QUEUE, WAIT, KEPT, MOST_KEPT)
 
 
-def _config(form: str, **changes: Any) -> DecodeConfig:
+def _run(form: str, **changes: Any) -> DecodeOptions:
     settings = {"workers": _WORKERS, "slots": _SLOTS, "steps": _STEPS, **FORMS[form], **changes}
-    return config(_TRACE, "fcfs", **settings)
+    return options_of(_TRACE, "fcfs", **settings)
 
 
 def capacity_per_s(outcomes: Outcomes) -> float:
     """Requests per second that BF-IO serves when the pool never runs empty."""
-    output_tokens = float(trace_lengths(_TRACE).outputs.mean())
-    return outcomes[("capacity",)].mean("throughput_tok_s") / output_tokens
+    return outcomes[("capacity",)].mean("throughput_tok_s") / mean_output_tokens(_TRACE)
 
 
 def _rows() -> Iterator[tuple[tuple[str, int | None, str], Mapping[str, Any]]]:
@@ -63,8 +59,7 @@ def _rows() -> Iterator[tuple[tuple[str, int | None, str], Mapping[str, Any]]]:
     for percent, form in product(_FULL, _SIZED):
         yield ("estimated", percent, form), {"size_error": SIZE_ERROR}
     for tokens, form in product(BOUNDS, _SIZED):
-        bounded = PrefillConfig(_PREFILL.workers, _PREFILL.time, kv_tokens=tokens)
-        yield (f"memory {tokens}", OVERLOAD, form), {"prefill": bounded}
+        yield (f"memory {tokens}", OVERLOAD, form), {"prefill_kv_tokens": tokens}
     for name, changes in _EARLIER.items():
         yield (name, OVERLOAD, OURS), changes
 
@@ -119,7 +114,7 @@ def _better(outcomes: Outcomes, policy: str) -> Sample:
 class HandoffStudy(Study):
     title = "Prefill workers and the hand-off"
     conditions = (
-        f"BurstGPT lengths, Poisson arrivals, {_PREFILL.workers} prefill workers of 100,000 prompt "
+        f"BurstGPT lengths, Poisson arrivals, {_PREFILL_WORKERS} prefill workers of 100,000 prompt "
         "tokens per second and 4.95 ms a step, chunks of 2,048; KV fetched in 1 ms + 2.6 us per "
         f"token; G={_WORKERS}, B={_SLOTS}, no look-ahead. Pool: the policy sees the 128 oldest "
         "computed prompts. Instant: each is sent on once it is computed. 100 % is what BF-IO "
@@ -131,14 +126,15 @@ class HandoffStudy(Study):
     physics = COMPUTING
 
     def measure(self, laboratory: Laboratory) -> Outcomes:
-        full = laboratory.run([Case(("capacity",), _config(OURS), seeds=_SEEDS)])
+        full = laboratory.run([Case(("capacity",), _run(OURS), seeds=_SEEDS)])
         cases = []
         for (kind, percent, form), changes in _rows():
-            settings = {"prefill": _PREFILL, **changes}
+            settings = {"prefill_workers": _PREFILL_WORKERS, "prefill_step_time": "0.00495,1e-05"}
+            settings |= changes
             if percent is not None:
                 rate = round(capacity_per_s(full) * percent / 100, 2)
-                settings["arrivals"] = Arrivals("poisson", rate)
-            run = _config(form, **settings)
+                settings |= {"arrivals": f"poisson:{rate}", "pool": 128}
+            run = _run(form, **settings)
             cases.append(Case((kind, _load(percent), form), run, seeds=_SEEDS))
         return {**laboratory.run(cases), **full}
 
@@ -192,7 +188,7 @@ class HandoffStudy(Study):
         trade.set_ylim(0, 1.3 * trade.get_ylim()[1])
         legend(kept)
         legend(trade)
-        caption = f"BurstGPT lengths, Poisson arrivals, {_PREFILL.workers} prefill workers"
+        caption = f"BurstGPT lengths, Poisson arrivals, {_PREFILL_WORKERS} prefill workers"
         size = f"G={_WORKERS}, B={_SLOTS}, no look-ahead; {_SEEDS} seeds"
         save(figure, path, f"simulated; {caption}, {size}")
 

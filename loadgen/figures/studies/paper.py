@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.figures.cases import BEFORE_REFILL, Case, trace_lengths
+from loadgen.figures.cases import BEFORE_REFILL, Case
 from loadgen.figures.samples import Claim, Outcomes, at_most, within
 from loadgen.figures.study import (
     GREEDY,
@@ -27,7 +27,8 @@ from loadgen.figures.study import (
     TRACE_NAMES,
     WAYS,
     Study,
-    config,
+    mean_output_tokens,
+    options_of,
 )
 from loadgen.figures.tables import (
     ENERGY,
@@ -91,7 +92,7 @@ class Table1Study(Study):
 
     def cases(self) -> Iterator[Case]:
         for trace, way in product(TRACE_NAMES, WAYS):
-            yield Case((trace, way), config(trace, way))
+            yield Case((trace, way), options_of(trace, way))
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         tables = []
@@ -140,7 +141,7 @@ class HorizonStudy(Study):
 
     def cases(self) -> Iterator[Case]:
         for trace, (kind, changes), h in product(TRACE_NAMES, _KINDS.items(), HORIZONS):
-            run = config(trace, ORACLE, horizon=h, steps=_STEPS, **changes)
+            run = options_of(trace, ORACLE, horizon=h, steps=_STEPS, **changes)
             yield Case((trace, kind, str(h)), run)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
@@ -216,7 +217,7 @@ class TrajectoriesStudy(Study):
 
     def cases(self) -> Iterator[Case]:
         for way in _WAYS:
-            yield Case((way,), config("burstgpt", way, warmup=0), seeds=1, keep_records=True)
+            yield Case((way,), options_of("burstgpt", way, warmup=0), seeds=1, keep_records=True)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         samples = [(way, outcomes[(way,)]) for way in _WAYS]
@@ -268,8 +269,7 @@ SHOWN = (
 
 def steps(trace: str, workers: int, requests: int = REQUESTS) -> int:
     """Approximate number of steps until the last request is assigned."""
-    output_tokens = float(trace_lengths(trace).outputs.mean())
-    return round(requests * output_tokens / (workers * SLOTS))
+    return round(requests * mean_output_tokens(trace) / (workers * SLOTS))
 
 
 class ReleaseStudy(Study):
@@ -285,7 +285,7 @@ class ReleaseStudy(Study):
             size = {"workers": workers, "slots": SLOTS, "pool": 4 * workers}
             until = {"steps": steps(trace, workers, requests), "warmup": 0}
             key = (trace, str(workers), way, str(requests))
-            yield Case(key, config(trace, way, **size, **until), before_refill=True)
+            yield Case(key, options_of(trace, way, **size, **until), before_refill=True)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         rows = []

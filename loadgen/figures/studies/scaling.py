@@ -18,7 +18,7 @@ import numpy as np
 
 from loadgen.figures.cases import Case
 from loadgen.figures.samples import Claim, Outcomes, at_least, at_most
-from loadgen.figures.study import GREEDY, GREEDY_ORACLE, NONE, ORACLE, Study, config
+from loadgen.figures.study import GREEDY, GREEDY_ORACLE, NONE, ORACLE, PAPER, Study, options_of
 from loadgen.figures.tables import (
     IMBALANCE,
     MEAN_LOAD,
@@ -32,9 +32,7 @@ from loadgen.figures.tables import (
 from loadgen.figures.trials import SEEDS
 from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
 from loadgen.report.intervals import Estimate, estimate
-from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
-from loadgen.simulator.decode.length_sources import LawLengths
-from router.core.forecast.forecast import WorkProfile
+from loadgen.simulator.decode.decode_command import DecodeOptions
 
 _FLEETS = (16, 32, 64, 128, 256)
 FEWER_SEEDS, MORE_SEEDS = 3, 10
@@ -62,7 +60,7 @@ class ScaleStudy(Study):
             seeds = FEWER_SEEDS if workers >= 128 else SEEDS
             if (workers, way) == (_REQUIRED_WORKERS, "fcfs"):
                 seeds = MORE_SEEDS
-            run = config("burstgpt", way, workers=workers, **changes)
+            run = options_of("burstgpt", way, workers=workers, **changes)
             yield Case((str(workers), way), run, seeds=seeds)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
@@ -108,7 +106,7 @@ class Setting:
 
     name: str
     lengths: str
-    drift: float = 1.0
+    drift: float = 1
 
     @property
     def alike(self) -> bool:
@@ -119,9 +117,9 @@ class Setting:
 SETTINGS = (
     Setting("Theorem 1: outputs alike", "homogeneous:1000,4"),
     Setting("Theorem 2: geometric outputs", "uniform:1000,50"),
-    Setting("Theorem 3: drift 0", "uniform:1000,50", 0.0),
+    Setting("Theorem 3: drift 0", "uniform:1000,50", 0),
     Setting("Theorem 3: drift 0.5", "uniform:1000,50", 0.5),
-    Setting("Theorem 3: drift 2", "uniform:1000,50", 2.0),
+    Setting("Theorem 3: drift 2", "uniform:1000,50", 2),
 )
 SLOTS = (16, 32, 64, 128, 256)
 WORKERS = (4, 8, 16, 32, 64, 128)
@@ -132,21 +130,21 @@ _POINTS = [(AT_WORKERS, slots) for slots in SLOTS] + [
 SLOPE = 0.5
 
 
-def _config(setting: Setting, workers: int, slots: int, policy: str) -> DecodeConfig:
+def _run(setting: Setting, workers: int, slots: int, policy: str) -> DecodeOptions:
     size = workers * slots
     pool = 2 * size if setting.alike else max(4 * workers, math.ceil(4 * size / 50))
-    return DecodeConfig(
+    return DecodeOptions(
         **PAPER,
         policy=policy,
-        lengths=LawLengths.parse(setting.lengths),
+        lengths=setting.lengths,
         workers=workers,
         slots=slots,
         pool=pool,
         steps=88 if setting.alike else 350,
         warmup=8 if setting.alike else 150,
         horizon=0 if policy == "bfio" else None,
-        lead_tokens=0 if policy == "bfio" else None,
-        profile=WorkProfile(growth=setting.drift),
+        lead=0 if policy == "bfio" else None,
+        drift=setting.drift,
     )
 
 
@@ -183,7 +181,7 @@ class TheoremsStudy(Study):
     def cases(self) -> Iterator[Case]:
         for setting, (workers, slots), policy in product(SETTINGS, _POINTS, ("fcfs", "bfio")):
             key = (setting.name, str(workers), str(slots), policy)
-            yield Case(key, _config(setting, workers, slots, policy))
+            yield Case(key, _run(setting, workers, slots, policy))
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         tables = []

@@ -16,22 +16,22 @@ from typing import Any
 
 from loadgen.figures.cases import Case
 from loadgen.figures.samples import Claim, Outcomes, at_least
-from loadgen.figures.study import COMPUTING, NONE, ORACLE, TRACE_NAMES, Study, config
+from loadgen.figures.study import COMPUTING, NONE, ORACLE, TRACE_NAMES, Study, options_of
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, Table
-from loadgen.simulator.decode.decode_config import DecodeConfig
-from loadgen.simulator.decode.oracle import Knowledge
-from router.core.forecast.forecast import WorkProfile
 from router.core.step_time import PAPER_STEP_TIME
 
 REQUEST_TOKENS = 800
 FITTED = replace(PAPER_STEP_TIME, per_request_s=REQUEST_TOKENS * PAPER_STEP_TIME.per_token_s)
 _WAYS = ("fcfs", NONE, ORACLE)
-_COSTS = {"t_r = 0": PAPER_STEP_TIME, "t_r fitted": FITTED}
+_COSTS: Mapping[str, Mapping[str, Any]] = {
+    "t_r = 0": {},
+    "t_r fitted": {"step_time": str(FITTED)},
+}
 NOT_KNOWING = f"{NONE}, not knowing t_r"
 
 
 def _rows(cost: str) -> list[str]:
-    return [*_WAYS, NOT_KNOWING] if _COSTS[cost] is FITTED else list(_WAYS)
+    return [*_WAYS, NOT_KNOWING] if _COSTS[cost] else list(_WAYS)
 
 
 def gain(outcomes: Outcomes, trace: str, cost: str, way: str) -> float:
@@ -48,11 +48,11 @@ class RequestCostStudy(Study):
     )
 
     def cases(self) -> Iterator[Case]:
-        for trace, (cost, time) in product(TRACE_NAMES, _COSTS.items()):
-            runs = {way: config(trace, way, step_time=time) for way in _WAYS}
-            runs[NOT_KNOWING] = replace(runs[NONE], known_profile=WorkProfile())
+        for trace, (cost, changes) in product(TRACE_NAMES, _COSTS.items()):
             for way in _rows(cost):
-                yield Case((trace, cost, way), runs[way])
+                unaware = way == NOT_KNOWING
+                run = options_of(trace, NONE if unaware else way, **changes)
+                yield Case((trace, cost, way), run, unaware=unaware)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         columns = (THROUGHPUT, TPOT, IMBALANCE)
@@ -78,17 +78,12 @@ UNAWARE = f"{NONE}, unaware of prompts"
 # Throughput of serve's defaults over that of fcfs.
 GAINS: Mapping[float, float] = {100.0: 1.2, 1000.0: 1.4}
 _STEPS = 2000
-
-
-def _ways(beta: float) -> dict[str, DecodeConfig]:
-    profile = WorkProfile(prefill_beta=beta, prefill_chunk=CHUNK)
-    common: dict[str, Any] = {"steps": _STEPS, "profile": profile}
-    runs = {"fcfs": config("burstgpt", "fcfs", **common)}
-    defaults = {"knowledge": Knowledge("auto"), "overcommit": None, "deadline_steps": None}
-    runs[SERVED] = config("burstgpt", NONE, **common, **defaults)
-    runs[NONE] = config("burstgpt", NONE, **common)
-    runs[UNAWARE] = replace(runs[NONE], known_profile=WorkProfile())
-    return runs
+_ROWS: Mapping[str, Mapping[str, Any]] = {
+    "fcfs": {"policy": "fcfs"},
+    SERVED: {"lookahead": "auto", "overcommit": None, "deadline_steps": None},
+    NONE: {},
+    UNAWARE: {},
+}
 
 
 class PrefillStudy(Study):
@@ -105,15 +100,17 @@ class PrefillStudy(Study):
 
     def cases(self) -> Iterator[Case]:
         for beta in BETAS:
-            for way, run in _ways(beta).items():
-                yield Case((f"{beta:g}", way), run, seeds=SEEDS)
+            for way, changes in _ROWS.items():
+                cost = f"{beta:g},{CHUNK}"
+                run = options_of("burstgpt", NONE, steps=_STEPS, prefill_cost=cost, **changes)
+                yield Case((f"{beta:g}", way), run, seeds=SEEDS, unaware=way == UNAWARE)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         columns = (THROUGHPUT, TPOT, TTFT, IMBALANCE)
         rows = []
         for beta in BETAS:
             first = outcomes[f"{beta:g}", "fcfs"]
-            for way in _ways(beta):
+            for way in _ROWS:
                 sample = outcomes[f"{beta:g}", way]
                 over = sample.ratio(first, THROUGHPUT.metric) - 1
                 cells = [column.cell(sample) for column in columns]

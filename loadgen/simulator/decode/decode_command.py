@@ -85,13 +85,9 @@ class DecodeOptions:
     tie_weight: Annotated[
         float | None, flag("Weight of the quadratic term, 1/tokens [rule].", "mu")
     ] = SERVE["tie_weight"]
-    lead_tokens: Annotated[
+    lead: Annotated[
         float | None,
-        flag(
-            "Tokens by which a worker that can be filled is left below [rule].",
-            "TOKENS",
-            name="--lead",
-        ),
+        flag("Tokens by which a worker that can be filled is left below [rule].", "TOKENS"),
     ] = None
     starvation_s: Annotated[
         float, flag("Simulated seconds after which a request goes first.", "S")
@@ -166,6 +162,7 @@ class DecodeOptions:
                 "pool": usual_pool(arrivals) if self.pool is None else self.pool,
                 "lengths": self._lengths(),
                 "arrivals": arrivals,
+                "lead_tokens": self.lead,
                 "knowledge": Knowledge.parse(self.lookahead),
                 "profile": _profile(self.drift, self.prefill_cost),
                 "step_time": load_step_time(self.step_time),

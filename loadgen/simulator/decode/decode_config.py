@@ -22,8 +22,6 @@ from router.core.types import Dispatch
 SERVE: Mapping[str, Any] = {
     name: each.default for name, each in BalancingSettings.model_fields.items()
 }
-# The conditions of arXiv 2601.17855, section 6, where they differ from those of ``serve``.
-PAPER: Mapping[str, Any] = {"deadline_steps": 0, "overcommit": 0, "knowledge": Knowledge("none")}
 _KEPT_WAITING = 128
 _MANY = 1_000_000_000
 # Least and greatest values. A value beyond is a mistake, and would overflow or fill the memory.
@@ -48,7 +46,6 @@ _MOST_REQUEST_TOKENS = 10**12
 _LEAST_WEIGHT = 1e-290  # of the last step looked at: the solver divides by it
 _RULE_HORIZON = math.ceil(WINDOWS_SEEN * WINDOW_STEPS[1])
 _MOST_SIZE_ERROR = 5.0
-_CHOSEN = ("horizon", "tie_weight", "lead_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +98,8 @@ class DecodeConfig:
             if value is None:
                 continue
             if not value >= least:
-                raise ConfigError(f"{flag(name)} must be at least {least}, got {value}")
-            _check_most(flag(name), value, most)
+                raise ConfigError(f"{_flag(name)} must be at least {least}, got {value}")
+            _check_most(_flag(name), value, most)
         self._check_costs()
         if self.warmup >= self.steps:
             raise ConfigError(
@@ -139,7 +136,7 @@ class DecodeConfig:
         return profile
 
     def described(self) -> dict[str, object]:
-        """Everything that a result depends on, except the parameters that the rule chose."""
+        """Everything that a result depends on; None for parameters that the rule chooses."""
         known = self.known_profile
         return {
             "policy": self.policy,
@@ -147,7 +144,8 @@ class DecodeConfig:
             "arrivals": str(self.arrivals),
             "dispatch": self.dispatch.value,
             "lookahead": str(self.knowledge),
-            **{name: getattr(self, name) for name in _RANGES if name not in _CHOSEN},
+            **{name: getattr(self, name) for name in _RANGES},
+            "discount": self.discount,
             "step_time": asdict(self.step_time),
             "power": asdict(self.power),
             "profile": asdict(self.true_profile),
@@ -212,8 +210,8 @@ def usual_pool(arrivals: Arrivals) -> int:
     return _KEPT_WAITING if arrivals.kind == "full" else seen
 
 
-def flag(name: str) -> str:
-    """The option of ``evenstep simulate decode`` that sets a field."""
+def _flag(name: str) -> str:
+    """The option that sets a field."""
     return "--lead" if name == "lead_tokens" else f"--{name.replace('_', '-')}"
 
 

@@ -15,7 +15,7 @@ import typer
 import loadgen.figures.cases as cases_module
 import loadgen.simulator.decode.decode_command
 from docs.stale_figures import DATA
-from loadgen.figures.cases import BEFORE_REFILL, BeforeRefill, Case, settings
+from loadgen.figures.cases import BEFORE_REFILL, BeforeRefill, Case
 from loadgen.figures.engine_cases import ENDLESS, AdmissionCase, ServingCase
 from loadgen.figures.figures_command import figures
 from loadgen.figures.figures_document import (
@@ -29,7 +29,7 @@ from loadgen.figures.fingerprints import SERVING_FOLDERS, fingerprint
 from loadgen.figures.laboratory import Bench
 from loadgen.figures.samples import Outcomes, Sample, at_least, at_most, paired_at_most, within
 from loadgen.figures.studies import STUDIES, scaling
-from loadgen.figures.study import Study, config
+from loadgen.figures.study import PAPER, Study, options_of
 from loadgen.figures.tables import IMBALANCE, TTFT, Table, metric_table
 from loadgen.figures.trials import Trial
 from loadgen.model.power_model import PowerModel
@@ -38,10 +38,9 @@ from loadgen.report.origin import ROOT, code_hash
 from loadgen.simulator.admission import admission_command
 from loadgen.simulator.admission.admission_command import AdmissionOptions
 from loadgen.simulator.admission.admission_simulation import AdmissionConfig
-from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
+from loadgen.simulator.decode.decode_command import DecodeOptions
+from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.decode_results import StepRecords
-from loadgen.simulator.decode.length_sources import LawLengths
-from loadgen.simulator.decode.prefill_workers import PrefillConfig
 from loadgen.simulator.serving.serving_command import ServingOptions
 from loadgen.traces.trace import load_trace
 from router.core.errors import ConfigError, InputError
@@ -51,9 +50,9 @@ from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.policies.prompts import kv_cost
 from tests.support.core import requests, views
 
-TINY = DecodeConfig(
+TINY = DecodeOptions(
     policy="least_tokens",
-    lengths=LawLengths.parse("geometric:50,8"),
+    lengths="geometric:50,8",
     workers=2,
     slots=4,
     pool=8,
@@ -168,11 +167,11 @@ def test_commands_give_the_cases_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(commands) > 100
     for command, case in commands.items():
         if command is None:
-            assert case.config.known_profile
+            assert case.unaware
             continue
         with pytest.raises(InputError):
             app(shlex.split(command)[3:], standalone_mode=False)
-        assert settings(asked[-1]) == settings(case.config), command
+        assert asked[-1].described() == case.config(0).described(), command
 
 
 def test_commands_give_the_admission_cases_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,16 +208,16 @@ def test_a_run_without_end_has_no_figures(tmp_path: Path) -> None:
 
 def test_runs_are_named_by_all_that_they_depend_on() -> None:
     case = Case(("a",), TINY)
-    other = replace(TINY, lengths=LawLengths.parse("geometric:50,9"))
-    configs = [
+    other = replace(TINY, lengths="geometric:50,9")
+    runs = [
         TINY,
         replace(TINY, horizon=3),
         other,
-        replace(TINY, prefill=PrefillConfig(1)),
-        replace(TINY, prefill=PrefillConfig(2)),
+        replace(TINY, prefill_workers=1),
+        replace(TINY, prefill_workers=2),
     ]
-    cases: list[Trial] = [replace(case, config=config) for config in configs]
-    cases += [replace(case, before_refill=True)]
+    cases: list[Trial] = [replace(case, options=options) for options in runs]
+    cases += [replace(case, before_refill=True), replace(case, unaware=True)]
     admissions = [
         AdmissionOptions(),
         AdmissionOptions(rate=3.0),
@@ -270,7 +269,7 @@ def test_the_header_tells_the_engines_that_the_cases_have(name: str) -> None:
             continue
         assert (physics["prefix_caching"], physics["block_tokens"]) == (False, 1)
         if isinstance(trial, Case):
-            computes = trial.config.prefill or trial.config.profile.prefill_beta
+            computes = trial.options.prefill_workers or trial.options.prefill_cost
             assert physics["prompts_cost"] or not computes
 
 
@@ -468,10 +467,16 @@ def test_bad_input_is_said(tmp_path: Path) -> None:
 
 
 def test_shared_conditions_are_the_papers() -> None:
-    paper = config("burstgpt", "fcfs")
+    (paper,) = options_of("burstgpt", "fcfs").configs()
     assert (paper.workers, paper.slots, paper.pool) == (16, 72, 128)
     assert (paper.steps, paper.warmup) == (4500, 500)
     assert (paper.step_time.base_s, paper.step_time.per_token_s) == (4.95e-3, 9.5e-8)
+
+
+def _flags(command: str | None) -> set[tuple[str, ...]]:
+    """Of a command, each with its value, in any order."""
+    words = iter(shlex.split(command or "")[3:])
+    return set(zip(words, words, strict=True))
 
 
 def test_the_kept_commands_are_those_of_the_cases() -> None:
@@ -485,4 +490,4 @@ def test_the_kept_commands_are_those_of_the_cases() -> None:
 
     assert cases
     for name, case in cases:
-        assert told[name, *case.key] == case.command
+        assert _flags(told[name, *case.key]) == _flags(case.command)

@@ -5,10 +5,11 @@ from statistics import fmean
 import pytest
 
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
+from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.length_sources import TraceLengths
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.traces.trace import BUNDLED, load_trace
+from tests.support.paper import PAPER
 
 SEEDS = (0, 1)
 NO_WORSE = 1.1

@@ -9,7 +9,7 @@ import pytest
 from loadgen.model.power_model import PowerModel
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_command import ARRIVALS
-from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
+from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.decode_results import DecodeResult
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.oracle import Knowledge
@@ -22,6 +22,7 @@ from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.step_time import StepTime
 from router.core.types import Assignment, Dispatch, Request, WorkerView
+from tests.support.paper import PAPER
 
 TINY = DecodeConfig(
     policy="fcfs",

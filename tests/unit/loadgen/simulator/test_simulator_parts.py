@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from loadgen.simulator.decode.decode_command import ARRIVALS
-from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
+from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.decode_engines import Engines
 from loadgen.simulator.decode.length_sources import LawLengths, TraceLengths
 from loadgen.simulator.decode.oracle import Knowledge, OracleSignal
@@ -27,6 +27,7 @@ from router.core.forecast.end_signals import CapSignal, NoSignal, SurvivalSignal
 from router.core.forecast.forecast import NO_CAP, Ends, Running, WorkProfile
 from router.core.step_time import StepTime
 from router.core.types import Dispatch
+from tests.support.paper import PAPER
 
 CONSTANT = LawLengths.parse("constant:10,5")
 CONFIG = DecodeConfig(policy="bfio", lengths=CONSTANT, **PAPER)

@@ -11,7 +11,7 @@ from docs.kept_figures import read_figures
 from loadgen.engine.kv_handoff import TransferTime
 from loadgen.engine.prefill_settings import PrefillTime
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
+from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
 from loadgen.simulator.decode.request_streams import Job, TimedStream
@@ -21,6 +21,7 @@ from router.core.errors import ConfigError
 from router.core.forecast.forecast import WorkProfile
 from router.core.step_time import StepTime
 from router.core.types import Dispatch
+from tests.support.paper import PAPER
 
 KEPT_REPORT = Path(__file__).parents[3] / "data/simulator/without_prefill.json"
 UNTIMED = {"decision_ms_p50", "decision_ms_p99"}
