@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from functools import cache, lru_cache
 from heapq import heappop, heappush
 
 import numpy as np
@@ -67,40 +68,31 @@ class _State:
         self._chains = chains
         self._policy = policy
         self._dispatch = dispatch
-        self._remembers = remembers
-        self._seen: dict[tuple[int, int], WorkerView] = {}
+        self._view = cache(self._seen)
         # Increments of a state's key, one per chain, for one more request.
         self.units = [1 << _COUNT_BITS * at for at in range(len(chains))]
-        self.chosen: dict[int, int] = {}  # known choices by key
+        # The policy's chain for the next request, by key.
+        self.choose = lru_cache(_MOST_REMEMBERED)(self._chosen) if remembers else self._chosen
 
-    def choose(self, key: int) -> int:
-        """The policy's chain for the next request."""
+    def _chosen(self, key: int) -> int:
         mask = (1 << _COUNT_BITS) - 1
         counts = [(key >> _COUNT_BITS * at) & mask for at in range(len(self._chains))]
         views = [self._view(at, count) for at, count in enumerate(counts)]
         (assignment,) = self._policy.assign([_ANY], views)
-        chain = int(assignment.worker_id)
-        if self._remembers:
-            if len(self.chosen) >= _MOST_REMEMBERED:
-                self.chosen.clear()
-            self.chosen[key] = chain
-        return chain
+        return int(assignment.worker_id)
 
-    def _view(self, at: int, count: int) -> WorkerView:
-        view = self._seen.get((at, count))
-        if view is None:
-            chain = self._chains[at]
-            instant = self._dispatch is Dispatch.INSTANT
-            view = self._seen[at, count] = WorkerView(
-                id=str(at),
-                load_tokens=count,
-                requests=count,
-                capacity=UNBOUNDED if instant else chain.slots - count,
-                waiting=max(0, count - chain.slots),
-                service_rate=chain.service_rate,
-                slots=chain.slots,
-            )
-        return view
+    def _seen(self, at: int, count: int) -> WorkerView:
+        chain = self._chains[at]
+        instant = self._dispatch is Dispatch.INSTANT
+        return WorkerView(
+            id=str(at),
+            load_tokens=count,
+            requests=count,
+            capacity=UNBOUNDED if instant else chain.slots - count,
+            waiting=max(0, count - chain.slots),
+            service_rate=chain.service_rate,
+            slots=chain.slots,
+        )
 
 
 def _from_pool(state: _State, chains: Sequence[Chain], work: Work) -> Served:
@@ -110,7 +102,7 @@ def _from_pool(state: _State, chains: Sequence[Chain], work: Work) -> Served:
     waiting_s, service_s = [0.0] * len(size), [0.0] * len(size)
     ends: list[tuple[float, int]] = []
     queue: deque[int] = deque()
-    known, units, choose = state.chosen.get, state.units, state.choose
+    units, choose = state.units, state.choose
     key, free = 0, sum(chain.slots for chain in chains)
     arrivals = iter(enumerate(arrival_s))
     number, at_s = next(arrivals, (-1, 0.0))
@@ -125,8 +117,7 @@ def _from_pool(state: _State, chains: Sequence[Chain], work: Work) -> Served:
             free += 1
         if queue and free:
             first = queue.popleft()
-            found = known(key)
-            chain = choose(key) if found is None else found
+            chain = choose(key)
             key += units[chain]
             free -= 1
             waiting_s[first] = now_s - arrival_s[first]
@@ -146,13 +137,12 @@ def _at_once(state: _State, chains: Sequence[Chain], work: Work) -> Served:
     waiting_s, service_s = [0.0] * len(size), [0.0] * len(size)
     ends: list[tuple[float, int]] = []
     slot_free_s: list[list[float]] = [[0.0] * chain.slots for chain in chains]
-    known, units, choose = state.chosen.get, state.units, state.choose
+    units, choose = state.units, state.choose
     key = 0
     for number, now_s in enumerate(arrival_s):
         while ends and ends[0][0] <= now_s:
             key -= units[heappop(ends)[1]]
-        found = known(key)
-        chain = choose(key) if found is None else found
+        chain = choose(key)
         key += units[chain]
         begin_s = max(now_s, heappop(slot_free_s[chain]))
         taken_s = size[number] * mean_s[chain]

@@ -8,6 +8,7 @@ all free memory is known. Clients of PETALS do not know it, so both do better he
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from heapq import heappop, heappush
 from math import inf
 
@@ -41,19 +42,13 @@ class Paths:
             for at, (server, held) in enumerate(zip(placement.servers, placement.held, strict=True))
             if begin in held
         ]
-        self._known: dict[tuple[int, ...], Path | None] = {}
+        self._known = lru_cache(_MOST_REMEMBERED)(self._shortest)
 
     def fastest(self, free: Sequence[int]) -> Path | None:
         """None if no path has memory; ``free``: pairs of a request and a block, by server."""
-        key = tuple(free)
-        if key in self._known:
-            return self._known[key]
-        if len(self._known) >= _MOST_REMEMBERED:
-            self._known.clear()
-        path = self._known[key] = self._shortest(key)
-        return path
+        return self._known(tuple(free))
 
-    def _shortest(self, free: Sequence[int]) -> Path | None:
+    def _shortest(self, free: tuple[int, ...]) -> Path | None:
         reached_s = [inf] * (self._blocks + 1)
         reached_s[0] = 0.0
         last: list[tuple[int, int]] = [(-1, 0)] * (self._blocks + 1)
