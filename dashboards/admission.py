@@ -22,7 +22,7 @@ QUEUES = row(
         "They are placed as soon as a slot is free; beyond the limit (--pool-size) further ones "
         "are rejected.",
         of_group("evenstep_pool_requests"),
-        Query(of_group("evenstep_pool_limit_requests"), "{{group}} limit"),
+        limit=of_group("evenstep_pool_limit_requests"),
     ),
     lines(
         "Prompt tokens that wait",
@@ -40,13 +40,10 @@ QUEUES = row(
         "Per second: rejected since the queue was full, displaced from it by another key, expired "
         "in it, refused since their first token could not come in time, unserved since no worker "
         "was up.",
-        Query(
-            rate(
-                "evenstep_requests_total",
-                "group, outcome",
-                GROUP + ',outcome=~"rejected|displaced|expired|refused|unserved"',
-            ),
-            "{{group}} {{outcome}}",
+        rate(
+            "evenstep_requests_total",
+            "group, outcome",
+            GROUP + ',outcome=~"rejected|displaced|expired|refused|unserved"',
         ),
         unit="reqps",
     ),
@@ -85,12 +82,12 @@ KEYS = row(
         "Slots of each key",
         "That its requests hold on the workers. While keys compete, each should have its share by "
         "weight, or all that it asks for if that is less.",
-        Query("sum by (key) (evenstep_key_slots)", "{{key}}"),
+        "sum by (key) (evenstep_key_slots)",
     ),
     stacked(
         "Waiting in the router, by key",
         "Requests that wait for a slot. A key with many is asking for more than its share.",
-        Query("sum by (key) (evenstep_key_pool_requests)", "{{key}}"),
+        "sum by (key) (evenstep_key_pool_requests)",
     ),
     lines(
         "Requests of each key",
@@ -101,7 +98,7 @@ KEYS = row(
     lines(
         "Refused for their keys",
         "Per second: keys at their limits of concurrency or rate; no key, or one not known.",
-        Query(rate("evenstep_key_limited_total", "key, limit", ""), "{{key}} {{limit}}"),
+        rate("evenstep_key_limited_total", "key, limit", ""),
         Query(rate("evenstep_unauthorized_requests_total", "", ""), "without a key"),
         unit="reqps",
     ),
@@ -138,18 +135,15 @@ MEMORY = row(
         "Who decides on admission",
         "Workers by the policy of their plug-in; engine: their engine alone. Ended: a fault has "
         "ended the policy, and the engine decides alone; its log says why.",
-        Query(
-            f"sum by (group, admission) (evenstep_admission_workers{{{GROUP}}})",
-            "{{group}} {{admission}}",
-        ),
+        of_group("evenstep_admission_workers", by="group, admission"),
     ),
     lines(
         "Prompt tokens of a step",
         "Most that the router tells engines (--prompt-budget), and the least that engines keep to; "
         "0 where one keeps to no such bound, as it takes none or a rank was not told. One of so "
         "many steps has prompts.",
-        Query(f"sum by (group, by) (evenstep_prompt_budget_tokens{{{GROUP}}})", "{{group}} {{by}}"),
-        Query(f"sum by (group) (evenstep_prompt_window_steps{{{GROUP}}})", "{{group}} steps"),
+        of_group("evenstep_prompt_budget_tokens", by="group, by"),
+        steps=of_group("evenstep_prompt_window_steps"),
     ),
     lines(
         "Held at the engine's door",
@@ -176,10 +170,10 @@ HAND_OFF = row(
         "Per second: past the prefill workers, since a decode worker was sooner; done whole, since "
         "no prefill worker could; computed again, since their KV was gone; computed twice, since "
         "the prefill engine did not say where their KV lies.",
-        Query(rate("evenstep_prefills_passed_total"), "{{group}} past"),
-        Query(rate("evenstep_prefill_fallbacks_total"), "{{group}} done whole"),
-        Query(rate("evenstep_prefills_repeated_total"), "{{group}} again"),
-        Query(rate("evenstep_prefills_lost_total"), "{{group}} twice"),
+        past=rate("evenstep_prefills_passed_total"),
+        done_whole=rate("evenstep_prefill_fallbacks_total"),
+        again=rate("evenstep_prefills_repeated_total"),
+        twice=rate("evenstep_prefills_lost_total"),
         unit="reqps",
     ),
 )

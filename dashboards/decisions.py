@@ -1,6 +1,6 @@
 """Decisions: how the policy decides, how long it takes, and its inputs."""
 
-from dashboards.panel import Board, Panel, Query, lines, mean, of_group, quantiles, rate, ratio, row
+from dashboards.panel import Board, Panel, lines, mean, of_group, quantiles, rate, ratio, row
 
 
 def _parameter(title: str, text: str, name: str) -> Panel:
@@ -21,7 +21,7 @@ ROUNDS = row(
         "Rounds per second in which requests were assigned, or held back since their prompts would "
         "make all workers wait.",
         rate("evenstep_rounds_total"),
-        Query(rate("evenstep_rounds_held_total"), "{{group}} held back"),
+        held_back=rate("evenstep_rounds_held_total"),
         unit="ops",
     ),
     lines(
@@ -35,8 +35,8 @@ ROUNDS = row(
         "Requests to choose from, and chosen",
         "Average per round: waiting when it began, and assigned. With one to choose from a joint "
         "decision is no better than one after the other.",
-        Query(mean("evenstep_decision_candidates"), "{{group}} waiting"),
-        Query(mean("evenstep_decision_admitted"), "{{group}} assigned"),
+        waiting=mean("evenstep_decision_candidates"),
+        assigned=mean("evenstep_decision_admitted"),
     ),
     lines(
         "Objective of bfio (KV tokens)",
@@ -104,16 +104,9 @@ PREFIXES = row(
         "Prompt tokens that were cached",
         "Share of the prompt tokens of requests sent that their engine had in its prefix cache and "
         "did not compute again, and the share that the router had taken for cached.",
-        Query(
-            ratio("evenstep_prefix_found_tokens_total", "evenstep_prefix_prompt_tokens_total"),
-            "{{group}} found",
-        ),
-        Query(
-            ratio(
-                "evenstep_prefix_foretold_tokens_total",
-                "evenstep_prefix_prompt_tokens_total",
-            ),
-            "{{group}} foretold",
+        found=ratio("evenstep_prefix_found_tokens_total", "evenstep_prefix_prompt_tokens_total"),
+        foretold=ratio(
+            "evenstep_prefix_foretold_tokens_total", "evenstep_prefix_prompt_tokens_total"
         ),
         unit="percentunit",
     ),
@@ -127,14 +120,8 @@ PREFIXES = row(
         "Share of requests for which it foretold exactly what the engine found, and by how much it "
         "was off, as a share of the prompt tokens. Token ids are foretold exactly, texts within "
         "some hundred bytes.",
-        Query(
-            ratio("evenstep_prefix_right_requests_total", "evenstep_prefix_requests_total"),
-            "{{group}} exact",
-        ),
-        Query(
-            ratio("evenstep_prefix_error_tokens_total", "evenstep_prefix_prompt_tokens_total"),
-            "{{group}} off",
-        ),
+        exact=ratio("evenstep_prefix_right_requests_total", "evenstep_prefix_requests_total"),
+        off=ratio("evenstep_prefix_error_tokens_total", "evenstep_prefix_prompt_tokens_total"),
         unit="percentunit",
     ),
     lines(

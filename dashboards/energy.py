@@ -64,17 +64,14 @@ BARRIER = row(
         "Watts of a worker at rest, waiting in steps and computing, fitted to what the meters have "
         "counted; evenstep calibrate makes --power-levels of it. Empty until workers have done "
         "enough of each.",
-        Query(
-            f"avg by (group, state) (evenstep_fitted_power_watts{{{GROUP}}})",
-            "{{group}} {{state}}",
-        ),
+        of_group("evenstep_fitted_power_watts", "avg", "group, state"),
         unit="watt",
     ),
     stacked(
         "What metered workers do",
         "Workers' seconds per second: idle between steps, waiting in steps, computing; unknown "
         "where it is not known how long they waited.",
-        Query(rate("evenstep_metered_seconds_total", "group, state"), "{{group}} {{state}}"),
+        rate("evenstep_metered_seconds_total", "group, state"),
     ),
     lines(
         "Share of energy spent waiting",
@@ -89,13 +86,7 @@ BARRIER = row(
         "engines have timed their waits themselves. The rest is modelled, by the fitted time that "
         "a step takes for each KV token.",
         ratio("evenstep_waiting_seconds_total", _TIMED),
-        Query(
-            ratio(
-                "evenstep_measured_worker_seconds_total",
-                _TIMED,
-            ),
-            "{{group}} timed by engines",
-        ),
+        timed_by_engines=ratio("evenstep_measured_worker_seconds_total", _TIMED),
         unit="percentunit",
     ),
 )

@@ -18,9 +18,9 @@ from dashboards.panel import (
 _IMBALANCE = "evenstep_imbalance_tokens_total"
 _TOGETHER = ratio("evenstep_together_steps_total", "evenstep_contested_steps_total")
 # Workers that do not step together lose nothing.
-_LOST = Query(
+_LOST = (
     f"{rate(_IMBALANCE)} / ({rate(_IMBALANCE)} + {rate('evenstep_load_tokens_total')}) "
-    f"unless {_TOGETHER} < 0.9",
+    f"unless {_TOGETHER} < 0.9"
 )
 
 _CPU = "process_cpu_seconds_total"
@@ -64,7 +64,7 @@ GLANCE = row(
     stat(
         "Version",
         "Which evenstep runs; more than one while you roll out.",
-        Query("count by (version) (evenstep_build_info)", "{{version}}"),
+        "count by (version) (evenstep_build_info)",
     ),
 )
 
@@ -109,10 +109,7 @@ BALANCE = row(
         "Median error of predicting a step before it was learned from, as a share of the step, and "
         "the share of how steps vary that the four costs do not explain.",
         Query("evenstep_step_cost_error_ratio{" + GROUP + "}", "{{group}} {{steps}}"),
-        Query(
-            "1 - evenstep_step_cost_explained_ratio{" + GROUP + "}",
-            "{{group}} not explained",
-        ),
+        not_explained="1 - evenstep_step_cost_explained_ratio{" + GROUP + "}",
         unit="percentunit",
     ),
     lines(
@@ -132,21 +129,15 @@ BALANCE = row(
         "Load of workers (KV tokens)",
         "Resident KV tokens: of the most loaded worker, on average, of the least loaded one. Where "
         "workers step together the first alone sets the time of a step.",
-        Query(of_group("evenstep_worker_load_tokens", "max"), "{{group}} highest"),
-        Query(of_group("evenstep_worker_load_tokens", "avg"), "{{group}} average"),
-        Query(of_group("evenstep_worker_load_tokens", "min"), "{{group}} lowest"),
+        highest=of_group("evenstep_worker_load_tokens", "max"),
+        average=of_group("evenstep_worker_load_tokens", "avg"),
+        lowest=of_group("evenstep_worker_load_tokens", "min"),
     ),
     lines(
         "Load in steps (KV tokens)",
         "The same, exactly as it was in the steps: the highest load, and the average one.",
-        Query(
-            ratio("evenstep_max_load_tokens_total", "evenstep_barrier_steps_total"),
-            "{{group}} highest",
-        ),
-        Query(
-            ratio("evenstep_load_tokens_total", "evenstep_worker_steps_total"),
-            "{{group}} average",
-        ),
+        highest=ratio("evenstep_max_load_tokens_total", "evenstep_barrier_steps_total"),
+        average=ratio("evenstep_load_tokens_total", "evenstep_worker_steps_total"),
     ),
     lines(
         "Time of a step",
@@ -168,7 +159,7 @@ REQUESTS = row(
         "How requests end",
         "Completed; aborted by the client; failed in the engine; expired in the queue; rejected "
         "since the queue was full; unserved since no worker was up.",
-        Query(rate("evenstep_requests_total", "group, outcome"), "{{group}} {{outcome}}"),
+        rate("evenstep_requests_total", "group, outcome"),
         unit="reqps",
     ),
     stacked(
@@ -176,7 +167,7 @@ REQUESTS = row(
         "Requests that say how soon their tokens are wanted: met is the goodput. Missed, by cause: "
         "refused at once; the wait in the router (queue); from the worker to the first token "
         "(prompt); the time for each further token (tokens); an error (failed).",
-        Query(rate("evenstep_targets_total", "group, verdict"), "{{group}} {{verdict}}"),
+        rate("evenstep_targets_total", "group, verdict"),
         unit="reqps",
     ),
     lines(
@@ -219,16 +210,16 @@ REQUESTS = row(
     lines(
         "Average waits",
         "The averages of the three.",
-        Query(mean("evenstep_time_to_first_token_seconds"), "{{group}} first token"),
-        Query(mean("evenstep_pool_wait_seconds"), "{{group}} in the router"),
-        Query(mean("evenstep_service_seconds"), "{{group}} in the engine"),
+        first_token=mean("evenstep_time_to_first_token_seconds"),
+        in_the_router=mean("evenstep_pool_wait_seconds"),
+        in_the_engine=mean("evenstep_service_seconds"),
         unit="s",
     ),
     stacked(
         "How workers' states are known",
         "Workers that are up: by their snapshots (exact), else by their engine's own metrics, else "
         "by this router's counts alone, which is the least even.",
-        Query(f"sum by (group, source) (evenstep_workers{{{GROUP}}})", "{{group}} {{source}}"),
+        of_group("evenstep_workers", by="group, source"),
     ),
     lines(
         "Given to workers, and given back",
@@ -295,14 +286,14 @@ ROUTER = row(
     lines(
         "Ends at gateways",
         "Requests that end in a second, by who told it; and those that a gateway sent elsewhere.",
-        Query(rate("evenstep_picks_ended_total", "by", ""), "{{by}}"),
+        rate("evenstep_picks_ended_total", "by", ""),
         Query(rate("evenstep_picks_moved_total", "", ""), "sent elsewhere"),
     ),
     lines(
         "Requests refused as a whole",
         "By status: malformed, too large (413, 414, 431) or too slow ones (408), and connections "
         "beyond the limit (503). None of them reaches a worker.",
-        Query(rate("evenstep_http_refused_total", "status", ""), "{{status}}"),
+        rate("evenstep_http_refused_total", "status", ""),
         unit="reqps",
     ),
 )

@@ -3,6 +3,7 @@
 Nothing here depends on Grafana's JSON; ``dashboards/grafana.py`` writes it.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,7 @@ class Query:
     """One PromQL expression with the legend of its series; labels stand in double braces."""
 
     expression: str
-    legend: str = "{{group}}"
+    legend: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,26 @@ class Panel:
 
 
 def _panel(
-    kind: Kind, title: str, text: str, *queries: Query | str, unit: Unit = "short", width: int = 8
+    kind: Kind,
+    title: str,
+    text: str,
+    *queries: Query | str,
+    unit: Unit = "short",
+    width: int = 8,
+    **named: str,
 ) -> Panel:
-    """An expression alone has the legend of its group."""
-    drawn = tuple(Query(query) if isinstance(query, str) else query for query in queries)
+    """An expression alone has its labels as legend; a named one, its group and the name."""
+    drawn = [Query(each, _labels(each)) if isinstance(each, str) else each for each in queries]
+    for name, expression in named.items():
+        drawn.append(Query(expression, f"{{{{group}}}} {name.replace('_', ' ')}"))
     return Panel(title, text, unit, drawn, kind, width)
+
+
+def _labels(expression: str) -> str:
+    """Of an aggregation."""
+    found = re.search(r" by \((.*?)\)", expression)
+    names = found[1].split(", ") if found else []
+    return " ".join(f"{{{{{name}}}}}" for name in names)
 
 
 lines, stacked = partial(_panel, "lines"), partial(_panel, "stacked")
@@ -102,9 +118,9 @@ def quantiles(histogram: str) -> tuple[Query, ...]:
     )
 
 
-def of_group(name: str, fold: str = "sum") -> str:
+def of_group(name: str, fold: str = "sum", by: str = "group") -> str:
     """A gauge of groups or workers, aggregated to one value per group."""
-    return f"{fold} by (group) ({name}{{{GROUP}}})"
+    return f"{fold} by ({by}) ({name}{{{GROUP}}})"
 
 
 def of_worker(name: str) -> Query:

@@ -96,10 +96,7 @@ KNOWN = row(
         "Where states are known from",
         "Workers by source: their snapshots (exact), else their engine's own metrics, else this "
         "router's counts alone.",
-        Query(
-            f"sum by (group, source) (evenstep_worker_state_source{{{WORKER}}})",
-            "{{group}} {{source}}",
-        ),
+        f"sum by (group, source) (evenstep_worker_state_source{{{WORKER}}})",
     ),
     lines(
         "Blocks in the prefix cache",
