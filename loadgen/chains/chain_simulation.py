@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from loadgen.chains.work import Served, Work
-from router.config.worker_notation import unknown
+from loadgen.run.options import check_policy
 from router.core.errors import ConfigError
 from router.core.placement.model import Chain
 from router.core.policies.policy_protocol import Policy
@@ -30,33 +30,26 @@ def simulate_chains(
     dispatch: Dispatch = Dispatch.POOL,
     seed: int = 0,
 ) -> Served:
-    """Serve all requests, first come, first served; ConfigError as in ``check_policy``.
+    """Serve all requests, first come, first served; ConfigError as in ``check_of_chains``.
 
     From the pool, requests wait in one queue until a chain has a free slot. With dispatch at once,
     a request goes to a chain on arrival and waits there.
     """
-    check_policy(policy, dispatch)
+    check_of_chains(policy, dispatch)
     made = POLICIES[policy].make(PolicySettings(seed=seed))
     state = _State(chains, made, dispatch, remembers=policy in BY_VIEWS_ALONE)
     return (_from_pool if dispatch is Dispatch.POOL else _at_once)(state, chains, work)
 
 
-def check_policy(policy: str, dispatch: Dispatch) -> None:
+def check_of_chains(policy: str, dispatch: Dispatch) -> None:
     """ConfigError where a policy cannot serve chains, or not in this form of dispatch."""
     known = [name for name, row in POLICIES.items() if not row.looks_ahead]
-    if policy not in POLICIES:
-        raise ConfigError(f"--policy: {unknown('policy', policy, known)}")
-    if policy not in known:
+    if policy in POLICIES and policy not in known:
         raise ConfigError(
             f"--policy: {policy!r} is none for chains, which have no common steps to look ahead "
             f"at; there are {', '.join(known)}"
         )
-    offered = POLICIES[policy].dispatch
-    if dispatch not in offered:
-        forms = " or ".join(sorted(form.value for form in offered))
-        raise ConfigError(
-            f"--dispatch {dispatch.value}: {policy} has no such form; give --dispatch {forms}"
-        )
+    check_policy(policy, dispatch, known)
 
 
 class _State:

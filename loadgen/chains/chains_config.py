@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
 
-from loadgen.chains.chain_simulation import check_policy
+from loadgen.chains.chain_simulation import check_of_chains
 from loadgen.chains.placements import PETALS_SLOTS, bprr, petals, whole
 from loadgen.chains.scenario import SCENARIOS, Scenario
 from loadgen.chains.work import Arrivals, Measured, Service, Work, draw_work
@@ -192,7 +192,7 @@ class ChainsOptions:
         if len(set(self.policies)) < len(self.policies):
             raise ConfigError("--policy: each one once")
         for policy in self.policies:
-            check_policy(policy, self.dispatch_of(policy))
+            check_of_chains(policy, self.dispatch_of(policy))
         if self.allocated is Allocation.DYNAMIC and self.policies != ["jffc"]:
             raise ConfigError(
                 "--policy does nothing with --allocation dynamic: each request takes the fastest "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 from loadgen.report.intervals import Estimate, estimate, paired
@@ -46,13 +47,13 @@ Outcomes = Mapping[Key, Sample]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A bound and the number found."""
+    """A bound on a number, from above or else from below, and the number found."""
 
     text: str  # without the number
     found: float  # NaN counts as missed
     bound: float
-    at_most: bool = True
     remark: str = ""
+    at_most: bool = True
 
     @property
     def met(self) -> bool:
@@ -66,14 +67,7 @@ class Claim:
         return [self.text, f"{sign} {number(float(self.bound), 3)}", found, verdict]
 
 
-def at_most(text: str, found: float, bound: float, remark: str = "") -> Claim:
-    """Claim that the number is not above the bound."""
-    return Claim(text, found, bound, True, remark)
-
-
-def at_least(text: str, found: float, bound: float, remark: str = "") -> Claim:
-    """Claim that the number is not below the bound."""
-    return Claim(text, found, bound, False, remark)
+at_most, at_least = partial(Claim, at_most=True), partial(Claim, at_most=False)
 
 
 def within(text: str, sample: Sample, metric: str, target: float, share: float) -> Claim:
@@ -85,7 +79,6 @@ def within(text: str, sample: Sample, metric: str, target: float, share: float) 
         f"{text}: deviation from {number(float(target), 3)}",
         abs(mean / target - 1),
         share,
-        True,
         f"{number(mean, 3)}{spread}, {mean / target - 1:+.1%}",
     )
 
@@ -98,4 +91,4 @@ def paired_at_most(text: str, sample: Sample, other: Sample, metric: str, bound:
     ratio = paired(sample.each(metric), other.each(metric))
     width = ratio.half_width or 0.0
     remark = f"{1 + ratio.mean:.3f} ± {width:.3f}"
-    return Claim(text, 1 + ratio.mean + width, bound, True, remark)
+    return Claim(text, 1 + ratio.mean + width, bound, remark)

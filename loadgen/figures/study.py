@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
@@ -10,8 +9,8 @@ from typing import Any, ClassVar
 from loadgen.engine.engine_features import EngineFeatures
 from loadgen.figures.fingerprints import DECODE_FOLDERS, file_of
 from loadgen.figures.laboratory import Laboratory
-from loadgen.figures.samples import Claim, Outcomes
-from loadgen.figures.tables import Table
+from loadgen.figures.samples import Claim, Key, Outcomes
+from loadgen.figures.tables import Column, Table, metric_table
 from loadgen.figures.trials import Trial
 from loadgen.report.origin import Document, Engines, origin
 from loadgen.simulator.decode.decode_command import DecodeOptions
@@ -115,7 +114,18 @@ def options_of(trace: str, way: str, **changes: Any) -> DecodeOptions:
     return DecodeOptions(**{**PAPER, "trace": trace, **WAYS[way], **changes})
 
 
-@cache
 def mean_output_tokens(trace: str) -> float:
     """Of a bundled trace's requests."""
     return fmean(row.output_tokens for row in load_trace(trace).requests)
+
+
+def trace_tables(
+    outcomes: Outcomes, first: str, rows: Mapping[str, Key], columns: Sequence[Column]
+) -> list[Table]:
+    """A table for each of ``TRACE_NAMES``, with rows by their keys behind the trace."""
+    return [
+        metric_table(
+            name, first, [(row, outcomes[trace, *key]) for row, key in rows.items()], columns
+        )
+        for trace, name in TRACE_NAMES.items()
+    ]

@@ -20,8 +20,9 @@ from router.commands.json_output import finite
 _SLOWER = 1.25
 
 
-def cautions(plan: Plan, engines: Sequence[Engine]) -> Iterator[str]:
+def cautions(answer: Answer) -> Iterator[str]:
     """Sentences on where the plan promises too much."""
+    plan, engines = answer.plan, answer.engines
     question = plan.question
     lengths, most = question.lengths, question.model.max_tokens
     mean = lengths.input_tokens + lengths.output_tokens
@@ -69,10 +70,6 @@ class Answer:
         used = {server for chain in self.plan.disjoint.chains for server in chain.servers}
         machines = self.plan.question.machines
         return [machine for index, machine in enumerate(machines) if index not in used]
-
-    @property
-    def cautions(self) -> list[str]:
-        return list(cautions(self.plan, self.engines))
 
     @property
     def memory(self) -> list[Memory]:
@@ -135,7 +132,7 @@ def report(answer: Answer) -> dict[str, Any]:
             for each in answer.memory
         ],
         "unused_servers": [machine.name for machine in answer.unused],
-        "cautions": answer.cautions,
+        "cautions": list(cautions(answer)),
         "remedies": list(answer.remedies),
         "parameters": {
             "model": answer.model_name,

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from loadgen.planner.gpus import GPUS
 from loadgen.planner.plan_file import GB
-from loadgen.planner.plan_report import Answer
+from loadgen.planner.plan_report import Answer, cautions
 from loadgen.planner.planned import Option
 from loadgen.report.numbers import number, plain_table
 
@@ -57,7 +57,7 @@ def _verdict(answer: Answer) -> Iterator[str]:
             f"{_requests(rate)}: unstable, requests pile up: these servers' memory sustains less "
             f"than {_requests(most)}, short by {_requests(rate - most)}"
         )
-    yield from (f"beware: {line}" for line in answer.cautions)
+    yield from (f"beware: {line}" for line in cautions(answer))
     if answer.remedies:
         yield "enough would be:"
     yield from (f"  - {remedy}" for remedy in answer.remedies)

@@ -12,6 +12,7 @@ from loadgen.traces.trace import BUNDLED
 from router.commands.json_output import json_option
 from router.config.worker_notation import unknown
 from router.core.errors import ConfigError
+from router.core.policies.policy_table import POLICIES
 from router.core.types import Dispatch
 
 Command = Callable[..., None]
@@ -56,6 +57,18 @@ def chosen(option: str, what: str, text: str, known: Collection[str]) -> list[st
         if name not in known:
             raise ConfigError(f"{option}: {unknown(what, name, known)}")
     return list(dict.fromkeys(names))
+
+
+def check_policy(policy: str, dispatch: Dispatch, known: Collection[str] = POLICIES) -> None:
+    """ConfigError: there is no such policy, or it cannot dispatch so."""
+    if policy not in known:
+        raise ConfigError(f"--policy: {unknown('policy', policy, known)}")
+    forms = POLICIES[policy].dispatch
+    if dispatch not in forms:
+        able = " or ".join(sorted(form.value for form in forms))
+        raise ConfigError(
+            f"--dispatch {dispatch.value}: policy {policy} can dispatch by {able} only"
+        )
 
 
 def same_named(options: Any, configuration: type[Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -74,5 +75,12 @@ def load_trace(source: Path | str = "burstgpt") -> Trace:
     Raises:
         InputError: the file cannot be read or a row is broken; names the line and the remedy.
     """
-    path = BUNDLED.get(source, Path(source)) if isinstance(source, str) else source
+    if source in BUNDLED:
+        return _bundled(str(source))
+    path = Path(source)
     return Trace(path.name, *read_requests(path))
+
+
+@cache
+def _bundled(name: str) -> Trace:
+    return Trace(BUNDLED[name].name, *read_requests(BUNDLED[name]))

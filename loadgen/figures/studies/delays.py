@@ -10,7 +10,7 @@ from pathlib import Path
 
 from loadgen.figures.cases import Case
 from loadgen.figures.samples import Claim, Outcomes, at_most
-from loadgen.figures.study import NONE, ORACLE, TRACE_NAMES, Study, options_of
+from loadgen.figures.study import NONE, ORACLE, TRACE_NAMES, Study, options_of, trace_tables
 from loadgen.figures.tables import (
     BUBBLE,
     IMBALANCE,
@@ -19,7 +19,6 @@ from loadgen.figures.tables import (
     THROUGHPUT,
     TPOT,
     Table,
-    metric_table,
 )
 from loadgen.report.charts import draw_line, finish, legend, panels, save
 
@@ -38,18 +37,12 @@ class DeadlinesStudy(Study):
             yield Case((trace, way, str(steps)), options_of(trace, way, deadline_steps=steps))
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
-        return [
-            metric_table(
-                name,
-                "policy, deadline",
-                [
-                    (f"{way}, {shown}", outcomes[trace, way, str(steps)])
-                    for way, (steps, shown) in product(RATIOS, DEADLINES.items())
-                ],
-                (IMBALANCE, THROUGHPUT, LONGEST_WAIT, PROMPT),
-            )
-            for trace, name in TRACE_NAMES.items()
-        ]
+        rows = {
+            f"{way}, {shown}": (way, str(steps))
+            for way, (steps, shown) in product(RATIOS, DEADLINES.items())
+        }
+        columns = (IMBALANCE, THROUGHPUT, LONGEST_WAIT, PROMPT)
+        return trace_tables(outcomes, "policy, deadline", rows, columns)
 
     def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
         for trace, name in TRACE_NAMES.items():
@@ -80,18 +73,12 @@ class DispatchStudy(Study):
             yield Case((trace, str(delay), str(more)), run)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
-        return [
-            metric_table(
-                name,
-                "delay, over-commit",
-                [
-                    (f"{delay} steps, {more}", outcomes[trace, str(delay), str(more)])
-                    for delay, more in product(DELAYS, OVERCOMMITS)
-                ],
-                (IMBALANCE, THROUGHPUT, TPOT, BUBBLE),
-            )
-            for trace, name in TRACE_NAMES.items()
-        ]
+        rows = {
+            f"{delay} steps, {more}": (str(delay), str(more))
+            for delay, more in product(DELAYS, OVERCOMMITS)
+        }
+        columns = (IMBALANCE, THROUGHPUT, TPOT, BUBBLE)
+        return trace_tables(outcomes, "delay, over-commit", rows, columns)
 
     def draw(self, outcomes: Outcomes, path: Path) -> None:
         figure, every_axes = panels(2, rows=2, height=3.4)

@@ -29,6 +29,7 @@ from loadgen.figures.study import (
     Study,
     mean_output_tokens,
     options_of,
+    trace_tables,
 )
 from loadgen.figures.tables import (
     ENERGY,
@@ -96,14 +97,10 @@ class Table1Study(Study):
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         tables = []
-        for trace, name in TRACE_NAMES.items():
-            samples = [(way, outcomes[trace, way]) for way in WAYS]
-            table = metric_table(name, "policy", samples, _COLUMNS)
-            rows = [
-                [*row, chosen_parameters(sample)]
-                for row, (_, sample) in zip(table.rows, samples, strict=True)
-            ]
-            tables.append(Table([*table.header, "H, γ, μ, lead in force"], rows, name))
+        plain = trace_tables(outcomes, "policy", {way: (way,) for way in WAYS}, _COLUMNS)
+        for trace, table in zip(TRACE_NAMES, plain, strict=True):
+            rows = [[*row, chosen_parameters(outcomes[trace, row[0]])] for row in table.rows]
+            tables.append(Table([*table.header, "H, γ, μ, lead in force"], rows, table.title))
         return [_side_by_side(outcomes), *tables, _printed(outcomes)]
 
     def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
@@ -145,18 +142,8 @@ class HorizonStudy(Study):
             yield Case((trace, kind, str(h)), run)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
-        return [
-            metric_table(
-                name,
-                "program, H",
-                [
-                    (f"{kind}, H={h}", outcomes[trace, kind, str(h)])
-                    for kind, h in product(_KINDS, HORIZONS)
-                ],
-                (IMBALANCE, THROUGHPUT),
-            )
-            for trace, name in TRACE_NAMES.items()
-        ]
+        rows = {f"{kind}, H={h}": (kind, str(h)) for kind, h in product(_KINDS, HORIZONS)}
+        return trace_tables(outcomes, "program, H", rows, (IMBALANCE, THROUGHPUT))
 
     def draw(self, outcomes: Outcomes, path: Path) -> None:
         figure, every_axes = panels(2)

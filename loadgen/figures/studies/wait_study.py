@@ -90,11 +90,11 @@ def _known(setting: _Setting, rate: float) -> Iterator[tuple[str, AdmissionOptio
     flows = setting.flows(rate)
     by_rule = [max(1, round(_SLOTS * flow.rate / rate / (flow.decode_steps + 1))) for flow in flows]
     cost = SCENARIOS[setting.scenario].cost
-    yield _BY_RULE, _wait(by_rule, strict=True)
+    yield _BY_RULE, _by(by_rule, strict=True)
     fluid = least_wait(flows, cost)
     if fluid is not None:
-        yield _BY_FLUID, _wait(fluid, strict=True)
-    yield "live, thresholds by B", _wait(by_rule)
+        yield _BY_FLUID, _by(fluid, strict=True)
+    yield "live, thresholds by B", _by(by_rule)
     yield _LIVE, AdmissionOptions("wait")
 
 
@@ -104,20 +104,16 @@ def _nested(setting: _Setting, rate: float) -> Iterator[tuple[str, AdmissionOpti
     stages = [segment.last_stage - segment.first_stage + 1 for segment in segments]
     batch = sum(n * count for n, count in zip(setting.nested, stages, strict=True))
     by_rule = [max(1, round(_SLOTS * n / batch)) for n in setting.nested]
-    yield _BY_RULE, _nested_wait(by_rule, setting, strict=True)
+    yield _BY_RULE, _by(by_rule, segments=setting.segments, strict=True)
     fluid = least_nested(segments, SCENARIOS[setting.scenario].cost)
     if fluid is not None:
-        yield _BY_FLUID, _nested_wait(fluid, setting, strict=True)
+        yield _BY_FLUID, _by(fluid, segments=setting.segments, strict=True)
     yield _LIVE, AdmissionOptions("nested_wait")
 
 
-def _wait(thresholds: Sequence[int], **more: bool) -> AdmissionOptions:
-    return AdmissionOptions("wait", json.dumps({"thresholds": list(thresholds), **more}))
-
-
-def _nested_wait(thresholds: Sequence[int], setting: _Setting, **more: bool) -> AdmissionOptions:
-    given = {"thresholds": list(thresholds), "segments": setting.segments, **more}
-    return AdmissionOptions("nested_wait", json.dumps(given))
+def _by(thresholds: Sequence[int], **more: object) -> AdmissionOptions:
+    policy = "nested_wait" if "segments" in more else "wait"
+    return AdmissionOptions(policy, json.dumps({"thresholds": list(thresholds), **more}))
 
 
 class WaitStudy(Study):

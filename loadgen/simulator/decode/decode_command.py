@@ -16,18 +16,15 @@ from loadgen.engine.prefill_settings import (
 )
 from loadgen.model.measured_step_time import load_step_time
 from loadgen.run.options import (
-    DispatchFlag,
     JsonFlag,
-    SlotsFlag,
     StepTimeFlag,
-    WorkersFlag,
     command_of,
     flag,
     same_named,
     trace_flag,
 )
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.decode_config import SERVE, DecodeConfig, usual_pool
+from loadgen.simulator.decode.decode_config import SERVE, DecodeConfig, DecodeSettings, usual_pool
 from loadgen.simulator.decode.length_sources import (
     LAW_FORMS,
     LawLengths,
@@ -43,7 +40,6 @@ from loadgen.traces.trace_files import MAX_TOKENS
 from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError
 from router.core.forecast.forecast import WorkProfile
-from router.core.policies.policy_table import POLICIES
 from router.core.step_time import numbers
 
 _TRACE = "burstgpt"
@@ -53,21 +49,12 @@ _MOST_DRIFT = 1000
 _MOST_BETA = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeOptions:
-    """Command line of ``evenstep simulate decode``; defaults are those of ``serve``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeOptions(DecodeSettings):
+    """Command line of ``evenstep simulate decode``."""
 
-    policy: Annotated[
-        str,
-        flag(
-            f"One or more of {', '.join(POLICIES)}; the others are compared with the first.",
-            "P[,P...]",
-        ),
-    ] = SERVE["policy"]
     trace: Annotated[str | None, trace_flag(_TRACE)] = None
     lengths: Annotated[str | None, flag(f"In place of a trace: {LAW_FORMS}.", "LAW:IN,OUT")] = None
-    workers: WorkersFlag = 16
-    slots: SlotsFlag = 72
     pool: Annotated[
         int | None,
         flag(
@@ -76,24 +63,9 @@ class DecodeOptions:
             "N",
         ),
     ] = None
-    horizon: Annotated[int | None, flag("Steps looked ahead [by the rule].", "H")] = SERVE[
-        "horizon"
-    ]
-    discount: Annotated[
-        float | None, flag("Weight of a step against the one before [rule].", "g")
-    ] = SERVE["discount"]
-    tie_weight: Annotated[
-        float | None, flag("Weight of the quadratic term, 1/tokens [rule].", "mu")
-    ] = SERVE["tie_weight"]
     lead: Annotated[
         float | None,
         flag("Tokens by which a worker that can be filled is left below [rule].", "TOKENS"),
-    ] = None
-    starvation_s: Annotated[
-        float, flag("Simulated seconds after which a request goes first.", "S")
-    ] = SERVE["starvation_s"]
-    deadline_steps: Annotated[
-        int | None, flag("The deadline in steps, in place of --starvation-s; 0: none.", "W")
     ] = None
     lookahead: Annotated[
         str, flag("What is known of coming ends.", "auto|none|cap|survival|oracle|miss:P")
@@ -101,25 +73,11 @@ class DecodeOptions:
     arrivals: Annotated[str, flag("Always enough, a rate per second, the trace's.", ARRIVALS)] = (
         "full"
     )
-    dispatch: DispatchFlag = SERVE["dispatch"]
-    dispatch_delay: Annotated[int, flag("Steps from a decision to the engine.", "STEPS")] = 0
-    overcommit: Annotated[
-        int | None,
-        flag(
-            "Requests queued in an engine before a slot is free [as its slot bubble asks for].", "N"
-        ),
-    ] = SERVE["overcommit"]
     drift: Annotated[float, flag("Tokens that a request grows by in a step.", "D")] = 1.0
     prefill_cost: Annotated[
         str | None, flag("Workers prefill: work per token, chunk.", "BETA,CHUNK")
     ] = None
     step_time: StepTimeFlag = "4.95e-3,9.5e-8"
-    kv_tokens: Annotated[
-        int, flag("KV memory of a worker, for the usage shown; 0: not shown.", "N")
-    ] = 0
-    size_error: Annotated[
-        float, flag("Policies see prompts with a lognormal error of this sigma.", "SIGMA")
-    ] = 0.0
     prefill_workers: Annotated[int, flag("Further workers that compute the prompts.", "P", 0)] = 0
     prefill_step_time: Annotated[
         str | None,
@@ -143,9 +101,6 @@ class DecodeOptions:
             "L,t",
         ),
     ] = None
-    steps: Annotated[int, flag("Steps simulated.", "N")] = 4500
-    warmup: Annotated[int, flag("Steps before the averages begin.", "N")] = 500
-    seed: Annotated[int, flag("Of lengths, arrivals and random choices.", "S")] = SERVE["seed"]
     seeds: Annotated[int, flag("Runs of each policy, with seeds from --seed on.", "N", 1)] = 1
     json_file: JsonFlag = None
 

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 from loadgen.model.power_model import PowerModel
+from loadgen.run.options import DispatchFlag, SlotsFlag, WorkersFlag, check_policy, flag
 from loadgen.simulator.decode.length_sources import LengthSource
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
@@ -46,39 +47,66 @@ _MOST_REQUEST_TOKENS = 10**12
 _LEAST_WEIGHT = 1e-290  # of the last step looked at: the solver divides by it
 _RULE_HORIZON = math.ceil(WINDOWS_SEEN * WINDOW_STEPS[1])
 _MOST_SIZE_ERROR = 5.0
+_CHOSEN = ("horizon", "discount", "tie_weight", "lead_tokens")  # by the rule, unless they are set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeConfig:
-    """One simulation of barrier-synchronized decode.
+class DecodeSettings:
+    """Settings that the command line and the simulation share; those of ``serve`` as there."""
 
-    Fields that ``serve`` has too have its defaults.
-    """
+    policy: Annotated[
+        str,
+        flag(
+            f"One or more of {', '.join(POLICIES)}; the others are compared with the first.",
+            "P[,P...]",
+        ),
+    ] = SERVE["policy"]
+    workers: WorkersFlag = 16
+    slots: SlotsFlag = 72
+    steps: Annotated[int, flag("Steps simulated.", "N")] = 4500
+    warmup: Annotated[int, flag("Steps before the averages begin.", "N")] = 500
+    seed: Annotated[int, flag("Of lengths, arrivals and random choices.", "S")] = SERVE["seed"]
+    dispatch: DispatchFlag = SERVE["dispatch"]
+    dispatch_delay: Annotated[int, flag("Steps from a decision to the engine.", "STEPS")] = 0
+    overcommit: Annotated[
+        int | None,
+        flag(
+            "Requests queued in an engine before a slot is free [as its slot bubble asks for].", "N"
+        ),
+    ] = SERVE["overcommit"]
+    starvation_s: Annotated[
+        float, flag("Simulated seconds after which a request goes first.", "S")
+    ] = SERVE["starvation_s"]
+    deadline_steps: Annotated[
+        int | None, flag("The deadline in steps, in place of --starvation-s; 0: none.", "W")
+    ] = None
+    horizon: Annotated[int | None, flag("Steps looked ahead [by the rule].", "H")] = SERVE[
+        "horizon"
+    ]
+    discount: Annotated[
+        float | None, flag("Weight of a step against the one before [rule].", "g")
+    ] = SERVE["discount"]
+    tie_weight: Annotated[
+        float | None, flag("Weight of the quadratic term, 1/tokens [rule].", "mu")
+    ] = SERVE["tie_weight"]
+    kv_tokens: Annotated[
+        int, flag("KV memory of a worker, for the usage shown; 0: not shown.", "N")
+    ] = 0
+    size_error: Annotated[
+        float, flag("Policies see prompts with a lognormal error of this sigma.", "SIGMA")
+    ] = 0.0
 
-    policy: str
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeConfig(DecodeSettings):
+    """One simulation of barrier-synchronized decode, of one policy."""
+
     lengths: LengthSource
-    workers: int = 16
-    slots: int = 72  # B, requests that a worker runs at once
     # Requests kept waiting, with full arrivals; else number of candidates that a policy sees, the
     # oldest of an unbounded queue.
     pool: int = _KEPT_WAITING
-    steps: int = 4500
-    warmup: int = 500
-    seed: int = 0  # seed of lengths, arrivals, random policies and missed ends
     arrivals: Arrivals = field(default_factory=Arrivals)
-    dispatch: Dispatch = SERVE["dispatch"]
-    dispatch_delay: int = 0  # steps from a decision to the engine
-    # Requests that may queue in each engine before a slot is free; None: set from the measured slot
-    # bubble.
-    overcommit: int | None = SERVE["overcommit"]
-    # Patience of a waiting request, in simulated seconds.
-    starvation_s: float = SERVE["starvation_s"]
-    deadline_steps: int | None = None  # patience in steps, in place of ``starvation_s``; 0: endless
-    # H, gamma, mu and the lead; None: by the rule.
-    horizon: int | None = SERVE["horizon"]
-    discount: float | None = SERVE["discount"]
-    tie_weight: float | None = SERVE["tie_weight"]
-    lead_tokens: float | None = None
+    lead_tokens: float | None = None  # None: by the rule
     knowledge: Knowledge = field(default_factory=lambda: Knowledge(SERVE["lookahead"]))
     step_time: StepTime = PAPER_STEP_TIME
     power: PowerModel = field(default_factory=PowerModel)
@@ -86,11 +114,8 @@ class DecodeConfig:
     profile: WorkProfile = field(default_factory=WorkProfile)
     # Cost that the policy assumes; None: it learns the cost from the steps.
     known_profile: WorkProfile | None = None
-    kv_tokens: int = 0  # KV memory of a worker, for the usage in views; 0: no usage in views
     # Prefill workers for these; None: prompts are free, or the workers compute them.
     prefill: PrefillConfig | None = None
-    # Sigma of a lognormal factor of mean 1 on the prompt sizes that policies see; 0: exact.
-    size_error: float = 0.0
 
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():
@@ -98,8 +123,8 @@ class DecodeConfig:
             if value is None:
                 continue
             if not value >= least:
-                raise ConfigError(f"{_flag(name)} must be at least {least}, got {value}")
-            _check_most(_flag(name), value, most)
+                raise ConfigError(f"{_option(name)} must be at least {least}, got {value}")
+            _check_most(_option(name), value, most)
         self._check_costs()
         if self.warmup >= self.steps:
             raise ConfigError(
@@ -144,8 +169,7 @@ class DecodeConfig:
             "arrivals": str(self.arrivals),
             "dispatch": self.dispatch.value,
             "lookahead": str(self.knowledge),
-            **{name: getattr(self, name) for name in _RANGES},
-            "discount": self.discount,
+            **{name: getattr(self, name) for name in _RANGES if name not in _CHOSEN},
             "step_time": asdict(self.step_time),
             "power": asdict(self.power),
             "profile": asdict(self.true_profile),
@@ -153,6 +177,7 @@ class DecodeConfig:
             **({"prefill": asdict(self.prefill)} if self.prefill else {}),
             **({} if self.deadline_steps is not None else {"starvation_s": self.starvation_s}),
             **({"size_error": self.size_error} if self.size_error else {}),
+            **{name: getattr(self, name) for name in _CHOSEN},
         }
 
     def _check_costs(self) -> None:
@@ -192,11 +217,7 @@ class DecodeConfig:
             )
 
     def _check_dispatch(self) -> None:
-        row = POLICIES.get(self.policy)
-        if row is None:
-            raise ConfigError(f"--policy: {self.policy!r} is unknown; known: {', '.join(POLICIES)}")
-        if self.dispatch not in row.dispatch:
-            raise ConfigError(f"--policy {self.policy} cannot do --dispatch {self.dispatch.value}")
+        check_policy(self.policy, self.dispatch)
         if self.dispatch is Dispatch.INSTANT and (self.overcommit or self.deadline_steps):
             raise ConfigError(
                 "--dispatch instant leaves nobody in the pool: without --overcommit and "
@@ -210,7 +231,7 @@ def usual_pool(arrivals: Arrivals) -> int:
     return _KEPT_WAITING if arrivals.kind == "full" else seen
 
 
-def _flag(name: str) -> str:
+def _option(name: str) -> str:
     """The option that sets a field."""
     return "--lead" if name == "lead_tokens" else f"--{name.replace('_', '-')}"
 

@@ -186,7 +186,7 @@ class Front:
             config.dispatch,
             _look_ahead(config) if POLICIES[config.policy].looks_ahead else None,
             Overcommit(config.overcommit),
-            on_policy_error=_raise,
+            on_policy_error=end_by,
         )
         self._behind: list[tuple[int, int, Request]] = []
         self._jobs: dict[str, tuple[Job, int]] = {}  # and the step of its arrival
@@ -278,7 +278,7 @@ def seen_prompt_tokens(job: Job, sigma: float, seed: int) -> int:
     return max(1, math.ceil(job.prompt_tokens * factor))
 
 
-def _raise(error: Exception) -> None:
+def end_by(error: Exception) -> None:
     """A simulation ends with the error of a policy."""
     raise error
 

@@ -9,22 +9,19 @@ from rich.console import Console, RenderableType
 from loadgen.model.measured_step_time import load_step_time
 from loadgen.report.numbers import figures_with_notes
 from loadgen.run.options import (
-    DispatchFlag,
     JsonFlag,
-    SlotsFlag,
     StepTimeFlag,
-    WorkersFlag,
     command_of,
     flag,
     same_named,
     trace_flag,
 )
-from loadgen.simulator.decode.decode_config import SERVE
 from loadgen.simulator.serving.serving_config import (
     AUTO,
     PrefillWindow,
     RankGroup,
     ServingConfig,
+    ServingSettings,
     whole,
 )
 from loadgen.simulator.serving.serving_results import ServingResult
@@ -32,35 +29,22 @@ from loadgen.simulator.serving.serving_simulation import simulate_serving
 from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.request_classes import FORM, parse_classes
 from loadgen.traces.trace import load_trace
-from loadgen.traces.trace_files import BLOCK_TOKENS
 from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError
-from router.core.policies.policy_table import POLICIES
 from router.core.targets import Targets
 
 _TRACE = "mooncake-synthetic"
 ARRIVALS = "poisson:RATE|trace[:SCALE]|closed:N"
 
 
-@dataclass(frozen=True, slots=True)
-class ServingOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingOptions(ServingSettings):
     """Command line of ``evenstep simulate serving``."""
 
-    policy: Annotated[str, flag(f"One of {', '.join(POLICIES)}.", "P")] = SERVE["policy"]
     trace: Annotated[str | None, trace_flag(_TRACE)] = None
-    requests: Annotated[int, flag("The first requests of the trace.", "N")] = 2500
     arrivals: Annotated[str, flag("A rate per second, or the trace's times, scaled.", ARRIVALS)] = (
         "poisson:7"
     )
-    think: Annotated[
-        float | None,
-        flag(
-            "Closed sessions: a prompt that continues another comes this many seconds (mean, "
-            "exponential) after its answer; --arrivals are those of the sessions. Needs hash_ids.",
-            "S",
-        ),
-    ] = None
-    workers: WorkersFlag = 8
     beside: Annotated[
         str | None,
         flag(
@@ -69,18 +53,11 @@ class ServingOptions:
             RankGroup.FORM,
         ),
     ] = None
-    barrier: Annotated[bool, flag("Workers step together, or each alone.")] = True
-    slots: SlotsFlag = 128
-    kv_tokens: Annotated[int, flag("KV memory of a worker.", "N")] = 1_000_000
-    block_tokens: Annotated[int, flag("Tokens of a block; prefixes match by blocks.", "N")] = (
-        BLOCK_TOKENS
-    )
-    batch_tokens: Annotated[int, flag("Tokens that a worker computes in a step.", "N")] = 2048
     prompt_budget: Annotated[
         str | None,
         flag(
-            "Of these at most so many of prompts; auto: as the router chooses for each step, by "
-            "the learned cost [no further bound].",
+            "Prompt tokens of a step at most; auto: as the router chooses for each step, by the "
+            "learned cost [no further bound].",
             "auto|N",
         ),
     ] = None
@@ -94,19 +71,10 @@ class ServingOptions:
         str, flag("Prompts in OPEN of so many steps, alike on all.", "OPEN/OF")
     ] = "1/1"
     step_time: StepTimeFlag = "5e-3,9.5e-8,0,5e-5"
-    dispatch: DispatchFlag = SERVE["dispatch"]
-    pool: Annotated[
-        int, flag("Waiting requests that the policy sees, of an unbounded queue.", "N")
-    ] = SERVE["pool_size"]
-    dispatch_delay: Annotated[
-        int, flag("Steps that a request sent at a step's end is on its way.", "N")
-    ] = 0
     classes: Annotated[
         str | None,
         flag("Classes of requests: share, seconds to the first and each further token.", FORM),
     ] = None
-    warmup: Annotated[float, flag("Share of the requests left out, the first.", "SHARE")] = 0.2
-    seed: Annotated[int, flag("Of arrivals and random choices.", "S")] = SERVE["seed"]
     json_file: JsonFlag = None
 
     def config(self) -> ServingConfig:

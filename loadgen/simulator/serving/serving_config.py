@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from loadgen.model.ranges import check_ranges
+from loadgen.run.options import DispatchFlag, SlotsFlag, WorkersFlag, check_policy, flag
 from loadgen.simulator.decode.decode_config import SERVE
 from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.request_classes import RequestClass
@@ -14,7 +15,6 @@ from router.core.errors import ConfigError, InputError
 from router.core.policies.policy_table import POLICIES
 from router.core.step_time import PAPER_STEP_TIME, StepTime, number_in
 from router.core.targets import Targets
-from router.core.types import Dispatch
 
 AUTO: Final = "auto"
 _MANY = 1_000_000_000
@@ -92,7 +92,40 @@ class RankGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingConfig:
+class ServingSettings:
+    """Settings that the command line and the simulation share; those of ``serve`` as there."""
+
+    policy: Annotated[str, flag(f"One of {', '.join(POLICIES)}.", "P")] = SERVE["policy"]
+    requests: Annotated[int, flag("The first requests of the trace.", "N")] = 2500
+    think: Annotated[
+        float | None,
+        flag(
+            "Closed sessions: a prompt that continues another comes this many seconds (mean, "
+            "exponential) after its answer; --arrivals are those of the sessions. Needs hash_ids.",
+            "S",
+        ),
+    ] = None
+    workers: WorkersFlag = 8
+    barrier: Annotated[bool, flag("Workers step together, or each alone.")] = True
+    slots: SlotsFlag = 128
+    kv_tokens: Annotated[int, flag("KV memory of a worker.", "N")] = 1_000_000
+    block_tokens: Annotated[int, flag("Tokens of a block; prefixes match by blocks.", "N")] = (
+        BLOCK_TOKENS
+    )
+    batch_tokens: Annotated[int, flag("Tokens that a worker computes in a step.", "N")] = 2048
+    dispatch: DispatchFlag = SERVE["dispatch"]
+    pool: Annotated[
+        int, flag("Waiting requests that the policy sees, of an unbounded queue.", "N")
+    ] = SERVE["pool_size"]
+    dispatch_delay: Annotated[
+        int, flag("Steps that a request sent at a step's end is on its way.", "N")
+    ] = 0
+    warmup: Annotated[float, flag("Share of the requests left out, the first.", "SHARE")] = 0.2
+    seed: Annotated[int, flag("Of arrivals and random choices.", "S")] = SERVE["seed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingConfig(ServingSettings):
     """One simulation of whole engines.
 
     Raises:
@@ -100,35 +133,18 @@ class ServingConfig:
         InputError: the trace lacks what the options need.
     """
 
-    policy: str
     trace: Trace
     arrivals: Arrivals
-    requests: int = 2500  # the first ones of the trace
-    workers: int = 8
     # Further groups that serve the same requests, each with steps of its own.
     beside: Sequence[RankGroup] = ()
-    barrier: bool = True  # the workers step together, or each alone
-    slots: int = 128
-    kv_tokens: int = 1_000_000
-    block_tokens: int = BLOCK_TOKENS
-    batch_tokens: int = 2048  # most tokens that a worker computes in a step, of prompts and outputs
-    # Most of them that belong to prompts; None: no further bound; ``AUTO``: the router's own from
-    # step to step, by ``targets``.
+    # Most prompt tokens of a step; None: no further bound; ``AUTO``: the router's own from step to
+    # step, by ``targets``.
     prompt_budget: int | Literal["auto"] | None = None
     targets: Targets = field(default_factory=Targets)
     prefill_window: PrefillWindow = field(default_factory=PrefillWindow)
     step_time: StepTime = PAPER_STEP_TIME  # true cost of the steps; the router learns its own
-    dispatch: Dispatch = SERVE["dispatch"]
-    pool: int = SERVE["pool_size"]  # requests that a policy sees, the oldest of an unbounded queue
-    # Steps for which a request that is sent at the end of a step is on its way.
-    dispatch_delay: int = 0
     starvation_s: float = SERVE["starvation_s"]  # wait after which a request goes before all others
-    # Mean seconds, exponential, from an answer to the next turn of its session; None: every request
-    # arrives by ``arrivals``.
-    think: float | None = None
     classes: Sequence[RequestClass] = ()  # with targets; dealt to the requests by ``seed``
-    warmup: float = 0.2  # share of the requests, the first ones, that count in no result
-    seed: int = 0
 
     def __post_init__(self) -> None:
         check_ranges(self, _RANGES)
@@ -140,13 +156,7 @@ class ServingConfig:
             raise ConfigError("--target-ttft and --target-tpot need --prompt-budget auto")
         if not 0 <= self.warmup < 1:
             raise ConfigError(f"--warmup must be from 0 to below 1, got {self.warmup:g}")
-        if self.policy not in POLICIES:
-            raise ConfigError(
-                f"--policy: {self.policy!r} is unknown; give one of {', '.join(POLICIES)}"
-            )
-        if self.dispatch not in POLICIES[self.policy].dispatch:
-            able = " or ".join(sorted(form.value for form in POLICIES[self.policy].dispatch))
-            raise ConfigError(f"--dispatch: policy {self.policy} can dispatch by {able} only")
+        check_policy(self.policy, self.dispatch)
         if self.batch_tokens <= self.slots:
             raise ConfigError(
                 f"--batch-tokens {self.batch_tokens} must be above --slots {self.slots}: a step "

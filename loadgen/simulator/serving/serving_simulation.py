@@ -21,6 +21,7 @@ from loadgen.engine.prefix_cache import PrefixCache
 from loadgen.engine.request import EngineRequest
 from loadgen.engine.schedule import Schedule
 from loadgen.simulator.decode.decode_config import SERVE
+from loadgen.simulator.decode.simulated_router import end_by
 from loadgen.simulator.serving.rank import Rank
 from loadgen.simulator.serving.serving_config import AUTO, ServingConfig
 from loadgen.simulator.serving.serving_results import Row, ServingRecorder, ServingResult
@@ -164,7 +165,7 @@ class _Simulation:
             config.dispatch,
             LookAhead(SIGNALS[SERVE["lookahead"]](profile), profile) if row.looks_ahead else None,
             Overcommit(SERVE["overcommit"]),
-            on_policy_error=_raise,
+            on_policy_error=end_by,
         )
         asked = any(each.targets and each.targets.tpot_s for each in config.classes)
         budget = None
@@ -310,8 +311,3 @@ def _engine(config: ServingConfig) -> Engine:
         prompt_budget=None if config.prompt_budget == AUTO else config.prompt_budget,
         prefix_cache=PrefixCache(),
     )
-
-
-def _raise(error: Exception) -> None:
-    """A simulation ends with the error of a policy."""
-    raise error

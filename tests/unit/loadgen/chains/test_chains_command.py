@@ -112,7 +112,10 @@ def test_the_fewest_slots_suffice(run: Run) -> None:
         ("--policy jfcf", "--policy: unknown policy 'jfcf'; did you mean jffc?"),
         ("--policy bfio", "--policy: 'bfio' is none for chains"),
         ("--policy jsq,jsq", "--policy: each one once"),
-        ("--policy jffc --dispatch instant", "--dispatch instant: jffc has no such form"),
+        (
+            "--policy jffc --dispatch instant",
+            "--dispatch instant: policy jffc can dispatch by pool only",
+        ),
         ("--policy sed --placement petals", "--policy does nothing with --allocation dynamic"),
         ("--scenario gpt", "--scenario: there is no 'gpt'"),
         ("--servers 0", "--servers must be from 1 to 10,000, got 0"),

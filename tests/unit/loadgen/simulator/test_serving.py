@@ -404,7 +404,7 @@ def test_what_a_trace_must_have() -> None:
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        ("--policy best", "--policy: 'best' is unknown"),
+        ("--policy best", "--policy: unknown policy 'best'"),
         ("--policy fcfs --dispatch instant", "policy fcfs can dispatch by pool only"),
         ("--arrivals poisson", "--arrivals: 'poisson' is unknown"),
         ("--arrivals poisson:", "--arrivals: 'poisson:' is unknown"),

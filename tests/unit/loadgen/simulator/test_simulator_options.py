@@ -25,7 +25,7 @@ def run(evenstep: Callable[..., tuple[int, str, str]]) -> Run:
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        ("--policy best", "--policy: 'best' is unknown"),
+        ("--policy best", "--policy: unknown policy 'best'"),
         ("--lengths constant:0,5", "--lengths: '0' is not"),
         ("--lengths constant:9,5 --trace burstgpt", "--trace and --lengths: give one"),
         ("--trace /nonexistent.csv", "/nonexistent.csv: No such file"),
@@ -63,7 +63,7 @@ def run(evenstep: Callable[..., tuple[int, str, str]]) -> Run:
         ("--step-time 1e308,1e308", "with C above 0 and none above 1e+06, got '1e308,1e308'"),
         ("--step-time 1,5e-324,1", "--step-time: t_r / t_l must be at most"),
         (f"--step-time {'a' * 300}", "is no file that is there, and not C,t_l"),
-        ("--policy fcfs --dispatch instant", "fcfs cannot do --dispatch instant"),
+        ("--policy fcfs --dispatch instant", "policy fcfs can dispatch by pool only"),
         ("--size-error -1", "--size-error must be from 0 to 5, got -1"),
         ("--prefill-chunk 9", "--prefill-chunk is of prefill workers: give --prefill-workers"),
         ("--prefill-step-time 1,1", "--prefill-step-time is of prefill workers"),

@@ -163,7 +163,7 @@ def test_a_seed_draws_the_same_requests_whenever_they_are_asked_for() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"policy": "best"}, "--policy: 'best' is unknown; known: .*bfio"),
+        ({"policy": "best"}, "--policy: unknown policy 'best'; known: .*bfio"),
         ({"workers": 0}, "--workers must be at least 1"),
         ({"pool": 0}, "--pool must be at least 1"),
         ({"dispatch_delay": -1}, "--dispatch-delay must be at least 0"),
@@ -173,7 +173,7 @@ def test_a_seed_draws_the_same_requests_whenever_they_are_asked_for() -> None:
         ({"discount": 0.0}, "--discount"),
         ({"discount": 1.5}, "--discount"),
         ({"step_time": StepTime(1.0, 0.0, 0.1)}, "t_r needs a t_l"),
-        ({"policy": "fcfs", "dispatch": Dispatch.INSTANT}, "fcfs cannot do --dispatch instant"),
+        ({"policy": "fcfs", "dispatch": Dispatch.INSTANT}, "policy fcfs can dispatch by pool only"),
         ({"dispatch": Dispatch.INSTANT, "overcommit": 1}, "leaves nobody in the pool"),
     ],
 )
