@@ -23,7 +23,6 @@ _LOST = (
     f"unless {_TOGETHER} < 0.9"
 )
 
-_CPU = "process_cpu_seconds_total"
 # Engines export metrics of their processes, too.
 _ROUTERS = "and on (job, instance) evenstep_build_info"
 
@@ -251,7 +250,7 @@ ROUTER = row(
     lines(
         "CPU of the router",
         "Seconds of CPU per second; the router uses one core, so near 1 it is the bottleneck.",
-        Query(f"rate({_CPU}[$__rate_interval]) {_ROUTERS}", "{{instance}}"),
+        Query(f"rate(process_cpu_seconds_total[$__rate_interval]) {_ROUTERS}", "{{instance}}"),
         unit="percentunit",
     ),
     lines(

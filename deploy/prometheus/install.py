@@ -62,8 +62,7 @@ def lay(*programs: str) -> str | None:
             ensure(folder(), unpack)
         except (BuildError, OSError) as error:
             say(str(error))
-            return find(programs[0]) if None not in map(find, programs) else None
-    return find(programs[0])
+    return None if None in map(find, programs) else find(programs[0])
 
 
 def main() -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from loadgen.chains.chain_simulation import check_of_chains
 from loadgen.chains.placements import PETALS_SLOTS, bprr, petals, whole
@@ -12,6 +12,7 @@ from loadgen.chains.work import Arrivals, Measured, Service, Work, draw_work
 from loadgen.model.ranges import check_ranges
 from loadgen.run.options import JsonFlag, flag, trace_flag
 from loadgen.traces.trace import load_trace
+from router.config.worker_notation import unknown
 from router.core.errors import ConfigError
 from router.core.placement.gbp_cr import gbp_cr
 from router.core.placement.gca import gca
@@ -29,6 +30,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, 2**32 - 1),
     "reserved": (1, 1_000_000),
     "rate": (1e-9, 1e6),
+    "load": (1e-9, 10),
+    "target_load": (1e-9, 1),
 }
 
 
@@ -127,9 +130,7 @@ class ChainsOptions:
 
     def __post_init__(self) -> None:
         if self.scenario not in SCENARIOS:
-            raise ConfigError(
-                f"--scenario: there is no {self.scenario!r}; there is {', '.join(SCENARIOS)}"
-            )
+            raise ConfigError(f"--scenario: {unknown('scenario', self.scenario, SCENARIOS)}")
         check_ranges(self, _RANGES)
         if self.trace is not None and not self._reads_trace:
             raise ConfigError("--trace does nothing without --arrivals trace or --service trace")
@@ -137,23 +138,14 @@ class ChainsOptions:
             raise ConfigError(
                 f"--warmup {self.warmup} leaves none of the {self.requests} --requests to measure"
             )
-        if self.load is not None and not 0 < self.load <= 10:
-            raise ConfigError(f"--load must be above 0 and at most 10, got {self.load:g}")
-        if not 0 < self.target_load <= 1:
-            raise ConfigError(
-                f"--target-load must be above 0 and at most 1, got {self.target_load:g}"
-            )
         self._check_policies()
 
     @property
     def deployment(self) -> Scenario:
         """Servers and model."""
-        named = SCENARIOS[self.scenario]
-        return replace(
-            named,
-            servers=named.servers if self.servers is None else self.servers,
-            fast_share=named.fast_share if self.fast_share is None else self.fast_share,
-        )
+        changes = {"servers": self.servers, "fast_share": self.fast_share}
+        given: Any = {name: value for name, value in changes.items() if value is not None}
+        return replace(SCENARIOS[self.scenario], **given)
 
     @property
     def policies(self) -> list[str]:

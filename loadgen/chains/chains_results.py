@@ -15,6 +15,8 @@ from router.core.placement.bounds import ResponseBounds, chain_bounds
 from router.core.types import Dispatch
 
 Report = dict[str, object]
+_NUMBERS = ("load", "target_load", "requests", "warmup", "repeats", "seed")
+_CHOICES = ("tune_by", "arrivals", "service", "dispatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +89,8 @@ class ChainsResult:
                 "placement": options.placement.value,
                 "allocation": options.allocated.value,
                 "planned_rate": options.planned_rate,
-                "load": options.load,
-                "target_load": options.target_load,
-                "tune_by": options.tune_by.value,
-                "requests": options.requests,
-                "warmup": options.warmup,
-                "repeats": options.repeats,
-                "seed": options.seed,
-                "arrivals": options.arrivals.value,
-                "service": options.service.value,
-                "dispatch": options.dispatch.value,
+                **{name: getattr(options, name) for name in _NUMBERS},
+                **{name: getattr(options, name).value for name in _CHOICES},
             },
         }
 

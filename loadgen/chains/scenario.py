@@ -10,7 +10,7 @@ from statistics import fmean
 
 import numpy as np
 
-from router.core.errors import ConfigError
+from loadgen.model.ranges import check_ranges
 from router.core.placement.model import Model, Server
 
 _GB = 10**9
@@ -61,10 +61,7 @@ class Scenario:
     round_trips: RoundTrips = field(default_factory=RoundTrips)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.servers <= 10_000:
-            raise ConfigError(f"--servers must be from 1 to 10,000, got {self.servers}")
-        if not 0 <= self.fast_share <= 1:
-            raise ConfigError(f"--fast-share must be from 0 to 1, got {self.fast_share:g}")
+        check_ranges(self, {"servers": (1, 10_000), "fast_share": (0, 1)})
 
     def block_s(self, gpu: Gpu, prompt_tokens: float, output_tokens: float) -> float:
         """tau^p: prefill by operations, decode by bytes read (section 4.1.1, footnote)."""

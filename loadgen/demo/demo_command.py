@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
@@ -45,13 +45,13 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
 
+@dataclass(frozen=True, slots=True)
 class Demo:
     """All runs of one demo."""
 
-    def __init__(self, folder: Path, console: Console, left: TimeLeft) -> None:
-        self._folder = folder
-        self._console = console
-        self._left = left
+    folder: Path
+    console: Console
+    left: TimeLeft
 
     def run(
         self, world: World, plans: Sequence[RunPlan], requests: int | None, time_scale: float | None
@@ -61,7 +61,7 @@ class Demo:
         EvenstepError: a process did not start, or a replay reported nothing.
         """
         # Both worlds may have a run of one name.
-        folder, left = _folder(self._folder / world.name), self._left
+        folder, left = _folder(self.folder / world.name), self.left
 
         def executed(plan: RunPlan, shares: float = TRIAL_SHARES) -> Outcome:
             return left.execute(
@@ -72,9 +72,9 @@ class Demo:
         requests = requests or world.requests
         scale = time_scale or world.time_scale
         trials: list[Trial] = []
-        self._console.print(Text(world.title, style="bold"))
+        self.console.print(Text(world.title, style="bold"))
         if scale is None:
-            self._console.print("Calibrating: how fast can this machine step?")
+            self.console.print("Calibrating: how fast can this machine step?")
             first = replace(plans[-1], time_scale=FIRST_SCALE)
             trials = calibrate(executed, first, world.fleet)
             rows = load_trace(first.trace).requests
@@ -87,9 +87,9 @@ class Demo:
         for plan in plans:
             told = f"{plan.policy}, {plan.dispatch.value} dispatch: "
             if runs and left.seconds < LEAST_S:
-                self._console.print(f"{told}not measured, the time is over")
+                self.console.print(f"{told}not measured, the time is over")
                 continue
-            self._console.print(f"{told}{requests:,} requests, time scale {scale:g}")
+            self.console.print(f"{told}{requests:,} requests, time scale {scale:g}")
             outcome = executed(replace(plan, requests=requests, time_scale=scale), RUN_SHARES)
             runs.append(DemoRun.of(outcome, world.fleet))
             left.runs -= 1

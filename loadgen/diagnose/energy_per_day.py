@@ -51,15 +51,7 @@ def energy(
     if prospects is not None:
         saved_share = 1 - _relative(window, found, prospects)
         saved_j = None if per_day_j is None else saved_share * per_day_j
-    return Energy(
-        power_is=power_is,
-        power_w=power_w,
-        per_day_j=per_day_j,
-        waiting_per_day_j=waiting_j,
-        saved_share=saved_share,
-        saved_per_day_j=saved_j,
-        price_per_kwh=price_per_kwh,
-    )
+    return Energy(power_is, power_w, per_day_j, waiting_j, saved_share, saved_j, price_per_kwh)
 
 
 def _power(window: Window, idle_share: float | None) -> tuple[float | None, str]:

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from loadgen.diagnose.analysis.findings import Findings
 from loadgen.diagnose.analysis.prospects import Mode
 from loadgen.diagnose.analysis.window import Window
@@ -71,10 +73,6 @@ def setting_of(window: Window, found: Findings) -> Setting:
         starvation_s=starvation_s,
         deadline_steps=max(1, round(starvation_s / found.waiting.step_s)),
         overcommit=overcommit,
-        warmup=_between(_WARMUP_STEPS, lives),
-        steps=_between(_MEASURED_STEPS, window.steps),
+        warmup=int(np.clip(lives, *_WARMUP_STEPS)),
+        steps=int(np.clip(window.steps, *_MEASURED_STEPS)),
     )
-
-
-def _between(bounds: tuple[int, int], value: int) -> int:
-    return min(max(value, bounds[0]), bounds[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import ClassVar
 
 import numpy as np
@@ -78,7 +78,7 @@ class Case(CommandTrial[DecodeOptions]):
         run: Run = {name: report[name] for name in _KEPT}
         run |= {name: result.parameters[name] for name in _CHOSEN}
         if result.prefill is not None:
-            run |= result.prefill.report()
+            run |= asdict(result.prefill)
         if self.before_refill:
             run[BEFORE_REFILL] = float(np.mean(watched.imbalances))
         if result.records is not None:

@@ -27,7 +27,6 @@ class Laboratory(Protocol):
 
     def run(self, trials: Sequence[Trial]) -> Outcomes:
         """Run every repetition of every trial; outcomes keep the trials' order."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,8 @@ def flag(
 
 def step_time_option(default: str = "") -> Any:
     """``--step-time``, with the default that its command has in place of a value."""
-    return typer.Option(
-        "--step-time",
-        help="Seconds: fixed, per KV token, per request, per computed prompt token"
-        f"{default and f' [{default}]'}.",
-        metavar="C,t_l[,t_r[,t_p]]|FILE",
-    )
+    what = "Seconds: fixed, per KV token, per request, per computed prompt token"
+    return flag(f"{what}{default and f' [{default}]'}.", "C,t_l[,t_r[,t_p]]|FILE")
 
 
 def trace_flag(default: str) -> Any:

@@ -87,7 +87,7 @@ def test_every_flag_arrives(tmp_path: Path) -> None:
     ("flags", "message"),
     [
         (("--policy", "fcfs"), "--policy: there is no policy 'fcfs'; known: alpha_beta"),
-        (("--scenario", "chat"), "--scenario: there is no scenario 'chat'; known: chat70b"),
+        (("--scenario", "chat"), "--scenario: unknown scenario 'chat'; did you mean chat70b?"),
         (("--settings", '{"headrom": 0.1}'), "did you mean headroom?"),
         (("--settings", "[1]"), "--settings takes an object"),
         (("--settings", "{"), "--settings is no JSON"),

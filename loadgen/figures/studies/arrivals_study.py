@@ -1,6 +1,7 @@
 """Open arrivals: where token-aware routing suffices, and where it does not."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,8 @@ from typing import Any
 from loadgen.figures.cases import Case
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Claim, Outcomes, Sample, at_most
-from loadgen.figures.study import TRACE_NAMES, Study, mean_output_tokens, options_of
-from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, TTFT_P99, Table, metric_table
+from loadgen.figures.study import TRACE_NAMES, Study, mean_output_tokens, options_of, trace_tables
+from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, TTFT_P99, Table
 from loadgen.report.charts import draw_line, finish, legend, panels, save
 from router.core.types import Dispatch
 
@@ -66,17 +67,12 @@ class ArrivalsStudy(Study):
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         columns = (TPOT, TTFT, TTFT_P99, THROUGHPUT, IMBALANCE)
+        rows = {f"{load} %, {form}": (str(load), form) for load, form in product(PERCENT, FORMS)}
+        tables = trace_tables(outcomes, "load, policy and dispatch", rows, columns)
+        full = [f"{capacity_per_s(outcomes, trace):,.0f}" for trace in TRACE_NAMES]
         return [
-            metric_table(
-                f"{name}: {capacity_per_s(outcomes, trace):,.0f} requests/s are 100 %",
-                "load, policy and dispatch",
-                [
-                    (f"{percent} %, {form}", outcomes[trace, str(percent), form])
-                    for percent, form in product(PERCENT, FORMS)
-                ],
-                columns,
-            )
-            for trace, name in TRACE_NAMES.items()
+            replace(table, title=f"{table.title}: {rate} requests/s are 100 %")
+            for table, rate in zip(tables, full, strict=True)
         ]
 
     def claims(self, outcomes: Outcomes) -> Iterator[Claim]:

@@ -122,13 +122,9 @@ class ChainBlocksStudy(Study):
             yield Computed((memory, f"c={reserved}"), compared, _METRICS, given)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
+        title = "Job servers / arrival rate, s: {}"
         return [
-            metric_table(
-                f"Job servers / arrival rate, s: {memory}",
-                "c",
-                _by_c(outcomes, memory),
-                _PLACED,
-            )
+            metric_table(title.format(memory), "c", _by_c(outcomes, memory), _PLACED)
             for memory in (EQUAL, UNEQUAL)
         ]
 
@@ -331,15 +327,13 @@ class ChainReserveStudy(Study):
         shown_rates = [
             metric_table(title.format(rate), "c", _row(outcomes, rate), TIMES) for rate in SHOWN
         ]
-        rows = [
-            [f"{rate:g}/s"]
-            + [
-                f"{CHOICES[median_low(chosen(outcomes, rate, metric))]} "
-                f"({shown(estimate(beside_best(outcomes, rate, metric)), 1.0, 3)})"
-                for metric in _CHOOSERS.values()
-            ]
-            for rate in RATES
-        ]
+        rows = []
+        for rate in RATES:
+            cells = [f"{rate:g}/s"]
+            for metric in _CHOOSERS.values():
+                longer = shown(estimate(beside_best(outcomes, rate, metric)), 1.0, 3)
+                cells.append(f"{CHOICES[median_low(chosen(outcomes, rate, metric))]} ({longer})")
+            rows.append(cells)
         header = ["arrivals", *_CHOOSERS]
         title = "c by what is made least, median; simulated time there / the least simulated"
         return [*shown_rates, Table(header, rows, title)]

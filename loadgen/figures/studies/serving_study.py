@@ -90,23 +90,16 @@ class ServingStudy(Study):
     def tables(self, outcomes: Outcomes) -> list[Table]:
         titles = [column.title for column in _COLUMNS]
         header = ["load, policy", *titles, "TTFT, TPOT over barrier_time"]
-        return [
-            Table(
-                header,
-                [
-                    [
-                        f"{load}, {way}",
-                        *(column.cell(sample) for column in _COLUMNS),
-                        _beside(sample, ways[OURS]),
-                    ]
-                    for load in loads
-                    for ways in [self._ways(outcomes, setting, load)]
-                    for way, sample in ways.items()
-                ],
-                setting,
-            )
-            for setting, loads in self.settings.items()
-        ]
+        tables = []
+        for setting, loads in self.settings.items():
+            rows = []
+            for load in loads:
+                ways = self._ways(outcomes, setting, load)
+                for way, sample in ways.items():
+                    cells = [column.cell(sample) for column in _COLUMNS]
+                    rows.append([f"{load}, {way}", *cells, _beside(sample, ways[OURS])])
+            tables.append(Table(header, rows, setting))
+        return tables
 
     def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
         for setting, load, _ in self._loads():
@@ -131,12 +124,9 @@ class ServingStudy(Study):
 
 def _beside(sample: Sample, ours: Sample) -> str:
     """Paired ratios of means, seed by seed."""
-    return ", ".join(
-        f"x {shown(replace(found, mean=found.mean + 1), 1.0, 2)}"
-        for found in (
-            paired(sample.each(column.metric), ours.each(column.metric)) for column in (TTFT, TPOT)
-        )
-    )
+    metrics = (TTFT.metric, TPOT.metric)
+    ratios = (paired(sample.each(metric), ours.each(metric)) for metric in metrics)
+    return ", ".join(f"x {shown(replace(each, mean=each.mean + 1), 1.0, 2)}" for each in ratios)
 
 
 def _as_good_as_any(text: str, ways: Mapping[str, Sample]) -> Iterator[Claim]:

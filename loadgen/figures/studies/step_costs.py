@@ -56,16 +56,12 @@ class RequestCostStudy(Study):
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         columns = (THROUGHPUT, TPOT, IMBALANCE)
-        rows = [
-            [
-                f"{name}, {cost}, {way}",
-                *(column.cell(outcomes[trace, cost, way]) for column in columns),
-                f"{gain(outcomes, trace, cost, way):+.1%}",
-            ]
-            for trace, name in TRACE_NAMES.items()
-            for cost in _COSTS
-            for way in _rows(cost)
-        ]
+        rows = []
+        for (trace, name), cost in product(TRACE_NAMES.items(), _COSTS):
+            for way in _rows(cost):
+                cells = [column.cell(outcomes[trace, cost, way]) for column in columns]
+                over = gain(outcomes, trace, cost, way)
+                rows.append([f"{name}, {cost}, {way}", *cells, f"{over:+.1%}"])
         titles = [column.title for column in columns]
         return [Table(["", *titles, "throughput over fcfs"], rows)]
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from engine_patches.admission.settings import known_names
+from router.config.worker_notation import unknown
 from router.core.errors import ConfigError
 from router.core.forecast.forecast import Floats, Ints
 from router.core.step_time import StepTime
@@ -35,11 +35,9 @@ class Source(Protocol):
     @property
     def cap_tokens(self) -> int:
         """Upper bound on the output tokens of a request."""
-        ...
 
     def draw(self, rate: float, count: int, seed: int) -> Requests:
         """Equal for equal arguments; lengths do not depend on the rate."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +194,7 @@ SCENARIOS: Mapping[str, Scenario] = {each.name: each for each in _SCENARIOS}
 def scenario_of(name: str) -> Scenario:
     """Look up a scenario."""
     if name not in SCENARIOS:
-        known = known_names(name, list(SCENARIOS))
-        raise ConfigError(f"--scenario: there is no scenario {name!r}; {known}")
+        raise ConfigError(f"--scenario: {unknown('scenario', name, SCENARIOS)}")
     return SCENARIOS[name]
 
 

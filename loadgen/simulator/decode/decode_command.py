@@ -24,7 +24,7 @@ from loadgen.run.options import (
     trace_flag,
 )
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.decode_config import SERVE, DecodeConfig, DecodeSettings, usual_pool
+from loadgen.simulator.decode.decode_config import KEPT_WAITING, SERVE, DecodeConfig, DecodeSettings
 from loadgen.simulator.decode.length_sources import (
     LAW_FORMS,
     LawLengths,
@@ -58,7 +58,7 @@ class DecodeOptions(DecodeSettings):
     pool: Annotated[
         int | None,
         flag(
-            "Requests kept waiting [128]; with other arrivals, room to wait "
+            f"Requests kept waiting [{KEPT_WAITING}]; with other arrivals, room to wait "
             f"[{SERVE['pool_size']}].",
             "N",
         ),
@@ -107,6 +107,7 @@ class DecodeOptions(DecodeSettings):
     def configs(self) -> list[DecodeConfig]:
         """Build the configuration of each policy from the options."""
         arrivals = Arrivals.parse(self.arrivals, ARRIVALS)
+        usual = KEPT_WAITING if arrivals.kind == "full" else SERVE["pool_size"]
         names = self.policy.split(",")
         if len(set(names)) < len(names):
             raise ConfigError(f"--policy: give each policy once, got {self.policy!r}")
@@ -114,7 +115,7 @@ class DecodeOptions(DecodeSettings):
             **same_named(self, DecodeConfig)
             | {
                 "policy": names[0],
-                "pool": usual_pool(arrivals) if self.pool is None else self.pool,
+                "pool": usual if self.pool is None else self.pool,
                 "lengths": self._lengths(),
                 "arrivals": arrivals,
                 "lead_tokens": self.lead,

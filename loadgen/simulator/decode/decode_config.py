@@ -23,7 +23,7 @@ from router.core.types import Dispatch
 SERVE: Mapping[str, Any] = {
     name: each.default for name, each in BalancingSettings.model_fields.items()
 }
-_KEPT_WAITING = 128
+KEPT_WAITING = 128
 _MANY = 1_000_000_000
 # Least and greatest values. A value beyond is a mistake, and would overflow or fill the memory.
 _RANGES: dict[str, tuple[int, int]] = {
@@ -104,7 +104,7 @@ class DecodeConfig(DecodeSettings):
     lengths: LengthSource
     # Requests kept waiting, with full arrivals; else number of candidates that a policy sees, the
     # oldest of an unbounded queue.
-    pool: int = _KEPT_WAITING
+    pool: int = KEPT_WAITING
     arrivals: Arrivals = field(default_factory=Arrivals)
     lead_tokens: float | None = None  # None: by the rule
     knowledge: Knowledge = field(default_factory=lambda: Knowledge(SERVE["lookahead"]))
@@ -223,12 +223,6 @@ class DecodeConfig(DecodeSettings):
                 "--dispatch instant leaves nobody in the pool: without --overcommit and "
                 "--deadline-steps"
             )
-
-
-def usual_pool(arrivals: Arrivals) -> int:
-    """The load with full arrivals, else ``serve``'s pool size."""
-    seen: int = SERVE["pool_size"]
-    return _KEPT_WAITING if arrivals.kind == "full" else seen
 
 
 def _option(name: str) -> str:

@@ -1,7 +1,7 @@
 """Measurements of a simulation (definitions: arXiv 2601.17855, section 6.1)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class DecodeResult:
 
     def report(self) -> Report:
         keys = [each.name for each in fields(self) if each.name not in ("prefill", "records")]
-        prefill = self.prefill.report() if self.prefill else {}
+        prefill = asdict(self.prefill) if self.prefill else {}
         return {key: getattr(self, key) for key in keys} | prefill
 
 

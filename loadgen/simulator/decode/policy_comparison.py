@@ -45,8 +45,7 @@ def decode_table(result: DecodeResult) -> RenderableType:
     """Figures with their conditions."""
     used = result.parameters
     notes = (
-        f"{used['lengths']}, arrivals {used['arrivals']}, {used['workers']} workers of "
-        f"{used['slots']} slots, pool {used['pool']}, {used['dispatch']} dispatch",
+        _conditions(used),
         f"{result.steps} steps after a warm-up of {used['warmup']}, seed {used['seed']}",
         f"look-ahead {used['lookahead']}: H {number(used['horizon'])}, gamma "
         f"{number(used['discount'])}, mu {number(used['tie_weight'])}",
@@ -136,11 +135,14 @@ def comparison_table(comparison: Comparison) -> RenderableType:
     seeds = f"seed {used['seed']}"
     if runs > 1:
         seeds = f"{runs} seeds from {used['seed']} on, ± half of the 95 % interval"
-    note = (
+    return Group(table, *map(Text, (f"{_conditions(used)}; {seeds}", *comparison.notes())))
+
+
+def _conditions(used: Report) -> str:
+    return (
         f"{used['lengths']}, arrivals {used['arrivals']}, {used['workers']} workers of "
-        f"{used['slots']} slots, pool {used['pool']}, {used['dispatch']} dispatch; {seeds}"
+        f"{used['slots']} slots, pool {used['pool']}, {used['dispatch']} dispatch"
     )
-    return Group(table, *map(Text, (note, *comparison.notes())))
 
 
 def _share(difference: Estimate | None) -> str:

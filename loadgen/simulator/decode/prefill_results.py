@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 
 
@@ -53,9 +53,6 @@ class PrefillResult:
             map(fmean, zip(*parts_s, strict=True)) if parts_s else (None,) * 5
         )
         return cls(queue_s, prefill_s, wait_s, transfer_s, step_s, *meter.figures(), waiting)
-
-    def report(self) -> dict[str, object]:
-        return asdict(self)
 
 
 class KeptMeter:

@@ -35,11 +35,9 @@ class Stream(Protocol):
 
         ``waiting`` requests wait already; ``inside`` wait or run.
         """
-        ...
 
     def next_s(self) -> float:
         """Next arrival for an empty system; infinite: no more requests."""
-        ...
 
 
 class FullStream:
