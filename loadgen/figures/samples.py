@@ -67,6 +67,7 @@ class Claim:
         return [self.text, f"{sign} {number(float(self.bound), 3)}", found, verdict]
 
 
+# Claims that a number is not above the bound, and that it is not below.
 at_most, at_least = partial(Claim, at_most=True), partial(Claim, at_most=False)
 
 
