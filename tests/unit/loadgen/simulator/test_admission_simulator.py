@@ -298,7 +298,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         AdmissionConfig(OFF, scenario_of("chat70b"), free_tokens=-1)
     with pytest.raises(ConfigError, match="must be above --max-num-seqs"):
         AdmissionConfig(OFF, replace(scenario_of("chat70b"), chunk=256))
-    with pytest.raises(ConfigError, match="known: chat70b, reason32b"):
+    with pytest.raises(ConfigError, match="unknown scenario 'chat'; did you mean chat70b"):
         scenario_of("chat")
     with pytest.raises(ConfigError, match="--kv-tokens 9 is too small"):
         run((10, 8, 3), kv_tokens=9)
