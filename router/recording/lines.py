@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from router.core.errors import InputError
-from router.core.state.step_watch import ClosedStep
+from router.core.state.closed_step import ClosedStep
 
 SCHEMA = 1
 

@@ -11,9 +11,9 @@ from msgspec import UNSET, UnsetType
 
 from router.core.energy.joules import PowerLevels
 from router.core.request_watcher import Served
+from router.core.state.closed_step import ClosedStep
 from router.core.state.cluster import Cluster
 from router.core.state.group import Group
-from router.core.state.step_watch import ClosedStep
 from router.core.state.worker import Worker
 from router.core.types import Outcome, Request
 from router.recording import lines

@@ -12,16 +12,15 @@ by the count that its ranks share, else from the others' step at the end of its 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from operator import add, attrgetter, sub
-from types import MappingProxyType
 
 from router.core.energy.group_energy import GroupEnergy
 from router.core.energy.joules import PowerLevels
+from router.core.state.closed_step import ClosedStep, StepPart
 from router.core.state.feed import Feed
 from router.core.state.shared_steps import SharedSteps
-from router.core.state.step_watch import ClosedStep, Said, StepWatch
 from router.core.step_fit import StepFit
 from router.core.step_time import StepTime, Work
 from router.core.types import PoolState, Snapshot
@@ -97,12 +96,20 @@ class _Rank:
     # Load in that step, and after it.
     step_tokens: int = 0
     held_tokens: int = 0
-    power_w: float = 0.0
+    power_w: float | None = None
+    queued: int = 0
+    preemptions: int | None = None  # since its engine's start; None: unknown
+    new_prompt_tokens: int = 0  # of its last step, until one of the group closes
     taught: int = 0  # number of the lesson that it gave last; see ``_learn_in_turn``
 
 
 class StepLedger:
-    """Sums over the steps of one group; ``fixed``: their cost, if it is not to be learned."""
+    """Sums over the steps of one group.
+
+    Attributes:
+        fixed: their cost, if it is not to be learned.
+        on_step: called at each closing step.
+    """
 
     def __init__(self, levels: PowerLevels | None = None) -> None:
         self.totals = {state: StepTotals() for state in PoolState}
@@ -119,7 +126,8 @@ class StepLedger:
         self._waits: dict[str, float] = {}
         self._contested = self._lessons = 0
         self._together_share: float | None = None
-        self._watch: StepWatch | None = None
+        self._preemptions = 0
+        self.on_step: Callable[[ClosedStep], None] | None = None
 
     @property
     def barrier(self) -> bool | None:
@@ -128,14 +136,6 @@ class StepLedger:
     @property
     def step_time(self) -> StepTime | None:
         return self.fixed or self.step_fit.fitted
-
-    def watch(
-        self,
-        on_step: Callable[[ClosedStep], None] | None,
-        said: Mapping[str, Said] = MappingProxyType({}),
-    ) -> None:
-        """Call ``on_step`` at each closing step (None ends it); ``said``: last reports so far."""
-        self._watch = None if on_step is None else StepWatch(on_step, said)
 
     def report(
         self, worker_id: str, feed: Feed, snapshot: Snapshot, state: PoolState, free_slots: int
@@ -163,15 +163,18 @@ class StepLedger:
         if self.energy.metered or not (snapshot.power_w is None and snapshot.energy_j is None):
             idle = not rank.held_tokens
             self.energy.report(worker_id, snapshot, feed.step_asked, idle=idle, stepped=stepped)
-        rank.held_tokens, rank.power_w = feed.resident_tokens, snapshot.power_w or 0.0
-        if self._watch is not None:
-            self._watch.report(worker_id, feed.step_running, snapshot, stepped=stepped)
+        rank.held_tokens, rank.power_w = feed.resident_tokens, snapshot.power_w
+        rank.queued = snapshot.waiting
+        if rank.preemptions is not None:
+            self._preemptions += max(0, snapshot.preemptions_total - rank.preemptions)
+        told = "preemptions" not in snapshot.unreported
+        rank.preemptions = snapshot.preemptions_total if told else None
         if not stepped:
             self._step = self._step if self._reported else self._furthest()
             return
         rank.step, rank.time_s, rank.step_s = number, snapshot.time_s, snapshot.step_s
         rank.step_tokens, rank.running = feed.step_load_tokens, feed.step_running
-        rank.prompt_tokens = snapshot.scheduled_prefill_tokens
+        rank.prompt_tokens = rank.new_prompt_tokens = snapshot.scheduled_prefill_tokens
         rank.prompt_context = feed.step_prompt_context
         if snapshot.waited_s is not None:
             self._waits[worker_id] = min(snapshot.waited_s, snapshot.step_s)
@@ -196,8 +199,6 @@ class StepLedger:
         self._reported.discard(worker_id)
         self._waits.pop(worker_id, None)
         self.energy.leave(worker_id)
-        if self._watch is not None:
-            self._watch.leave(worker_id)
         self._step = self._furthest()
 
     def forget_worker(self, worker_id: str) -> None:
@@ -255,7 +256,7 @@ class StepLedger:
         # Of all workers whose wait is known; measured before modelled.
         known = [*self._waits.values(), *(waits[i] for i in waits if i not in self._waits)]
         prompt_s = cost.work_s(0, 0, max(prompts)) if cost is not None and waits else 0.0
-        power_w = sum(rank.power_w for rank in self._ranks.values())
+        power_w = sum(rank.power_w or 0.0 for rank in self._ranks.values())
         self.totals[state] = StepTotals(
             steps=old.steps + 1,
             imbalance_tokens=old.imbalance_tokens + imbalance,
@@ -277,15 +278,33 @@ class StepLedger:
         )
         waiting_s = sum(waits.values()) if waits else None
         every = sum(self._waits.values()) if len(self._waits) == len(loads) else None
-        tokens = self._output_tokens
-        step = ClosedStep(self._step, self._step_s, {}, together, waiting_s, 0, every, tokens)
+        step = ClosedStep(
+            self._step,
+            self._step_s,
+            self._parts(loads),
+            together,
+            waiting_s,
+            self._preemptions,
+            every,
+            self._output_tokens,
+        )
         self._step = self._furthest()
         self._reported.clear()
         self._step_s = 0.0
-        self._output_tokens = self._free_slots = self._entered = 0
+        self._output_tokens = self._free_slots = self._entered = self._preemptions = 0
         self._waits.clear()
-        if self._watch is not None:  # last: the step is over even if the watcher fails
-            self._watch.close(step, dict(zip(self._ranks, loads, strict=True)))
+        if self.on_step is not None:  # last: the step is over even if this fails
+            self.on_step(step)
+
+    def _parts(self, loads: Sequence[int]) -> dict[str, StepPart]:
+        """The workers in the step that closes; empty if nobody wants to know."""
+        parts = {}
+        for (worker_id, rank), load in zip(self._ranks.items(), loads, strict=True):
+            if self.on_step is not None:
+                running, prompt_tokens = rank.running if load else 0, rank.new_prompt_tokens
+                parts[worker_id] = StepPart(load, running, rank.queued, rank.power_w, prompt_tokens)
+            rank.new_prompt_tokens = 0
+        return parts
 
     def _contest(self, loads: Sequence[int], *, together: bool, counted: bool) -> bool:
         if not counted:  # nothing is known of a barrier

@@ -20,6 +20,7 @@ from router.core.prefix.prefixes import Prefixes
 from router.core.state import guesses
 from router.core.state.barrier import StepLedger, StepTotals
 from router.core.state.breaker import DEFAULTS, Breaker, BreakerSettings, may_open, review
+from router.core.state.closed_step import ClosedStep
 from router.core.state.line import Line
 from router.core.state.lockstep import told_ranks
 from router.core.state.own_steps import OwnSteps
@@ -27,7 +28,6 @@ from router.core.state.prefill_worker import PrefillWorker
 from router.core.state.rates import GroupRates, Growth, TokenRate
 from router.core.state.running_table import RunningTable, joined
 from router.core.state.short_misses import fetched_or_cached
-from router.core.state.step_watch import ClosedStep, Said
 from router.core.state.wanted import Wanted
 from router.core.state.worker import Worker
 from router.core.step_fit import FittedStepTime
@@ -343,11 +343,8 @@ class Group:
             self.energy.told(told.worker_id, told, idle=worker.live and not worker.requests)
 
     def watch(self, on_step: Callable[[ClosedStep], None] | None) -> None:
-        feeds = {i: worker.feed for i, worker in self.workers.items() if worker.feed is not None}
-        said = {
-            i: Said(feed.step_running, feed.waiting, feed.last.power_w) for i, feed in feeds.items()
-        }
-        self._ledger.watch(on_step, said)
+        """Call it at each closing step; None ends it."""
+        self._ledger.on_step = on_step
 
     def progress(self, worker: Worker, request: Request, generated_tokens: int) -> None:
         new = worker.progress(request.id, generated_tokens)

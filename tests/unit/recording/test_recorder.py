@@ -241,7 +241,7 @@ def test_steps_go_to_all_who_listen_and_to_nobody_else() -> None:
     recorded.recorder.leave(other)
     recorded.recorder.leave(recorded.listener)
     assert not recorded.cluster.watchers
-    assert recorded.cluster.groups["default"]._ledger._watch is None
+    assert recorded.cluster.groups["default"]._ledger.on_step is None
     for worker in "ab":
         show(recorded.cluster, snapshot("delta", 3, step_s=0.5), worker_id=worker)
     assert not other.take()

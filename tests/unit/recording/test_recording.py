@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from router.core.errors import InputError
-from router.core.state.step_watch import ClosedStep, StepPart
+from router.core.state.closed_step import ClosedStep, StepPart
 from router.recording.lines import (
     DroppedLine,
     Header,

@@ -6,7 +6,7 @@ import pytest
 from router.core.energy.joules import PowerLevels
 from router.core.events import PowerTold
 from router.core.state.barrier import StepLedger
-from router.core.state.step_watch import ClosedStep
+from router.core.state.closed_step import ClosedStep
 from router.core.step_time import Work
 from router.core.types import PoolState, Snapshot
 from tests.support.core import fed, snapshot
@@ -170,7 +170,7 @@ def test_a_wait_that_an_engine_has_timed_counts_in_place_of_the_models() -> None
     group = Group()
     group.learn()
     seen: list[ClosedStep] = []
-    group.ledger.watch(seen.append)
+    group.ledger.on_step = seen.append
     before, joules = group.ledger.totals[EMPTY], group.ledger.energy.joules
     step_s = C + T_L * 10_000
     group.use(step_s, a=300.0, b=300.0)
@@ -194,7 +194,7 @@ def test_a_wait_that_an_engine_has_timed_counts_in_place_of_the_models() -> None
 def test_timed_waits_need_no_model() -> None:
     ledger = StepLedger(LEVELS)
     seen: list[ClosedStep] = []
-    ledger.watch(seen.append)
+    ledger.on_step = seen.append
     for step in (1, 2):
         for worker, waited_s in (("a", 0.0), ("b", 0.3)):
             told = msgspec.structs.replace(

@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from router.core.state.barrier import StepLedger
-from router.core.state.step_watch import ClosedStep, Said, StepPart
+from router.core.state.closed_step import ClosedStep, StepPart
 from router.core.types import PoolState, Snapshot
 from tests.support.core import fed, snapshot
 
@@ -17,7 +17,7 @@ class Watched:
     def __init__(self) -> None:
         self.ledger = StepLedger()
         self.told: list[ClosedStep] = []
-        self.ledger.watch(self.told.append)
+        self.ledger.on_step = self.told.append
 
     def report(self, worker: str, step: int, load: int, left: int | None = None) -> None:
         self.tell(worker, load, snapshot("delta", 1, step=step, step_s=0.5), left)
@@ -125,12 +125,13 @@ def test_saying_the_same_step_again_changes_nothing_of_it() -> None:
 def test_who_no_longer_listens_is_told_nothing_and_who_comes_late_knows_what_was_said() -> None:
     watched = Watched()
     watched.report("a", 1, 100)
-    watched.ledger.watch(None)
+    watched.ledger.on_step = None
     watched.report("b", 1, 60)
     assert not watched.told
-    watched.report("a", 2, 110)
-    watched.ledger.watch(watched.told.append, {"a": Said(9, 2, 300.0), "b": Said(6, 0, None)})
+    message = snapshot("delta", 1, step=2, step_s=0.5, power_w=300.0, waiting=2)
+    watched.tell("a", 110, message)
+    watched.ledger.on_step = watched.told.append
     message = snapshot("delta", 1, step=2, step_s=0.5)
     watched.tell("b", 70, structs.replace(message, preemptions_total=5))
-    parts = {"a": StepPart(110, 9, 2, 300.0), "b": StepPart(70, 7, 0, None)}
-    assert watched.told == [ClosedStep(2, 0.5, parts, True, None, 0)]
+    parts = {"a": StepPart(110, 11, 2, 300.0), "b": StepPart(70, 7, 0, None)}
+    assert watched.told == [ClosedStep(2, 0.5, parts, True, None, 5)]
