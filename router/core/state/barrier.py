@@ -278,15 +278,9 @@ class StepLedger:
         )
         waiting_s = sum(waits.values()) if waits else None
         every = sum(self._waits.values()) if len(self._waits) == len(loads) else None
+        counts = self._preemptions, every, self._output_tokens
         step = ClosedStep(
-            self._step,
-            self._step_s,
-            self._parts(loads),
-            together,
-            waiting_s,
-            self._preemptions,
-            every,
-            self._output_tokens,
+            self._step, self._step_s, self._parts(loads), together, waiting_s, *counts
         )
         self._step = self._furthest()
         self._reported.clear()
