@@ -16,7 +16,7 @@ _TABLES: tuple[tuple[tuple[str, ...], Table[Any]], ...] = (
     (("group", "pool"), groups.STEP_ROWS),
     (_WORKER, workers.WORKER_ROWS),
     (_WORKER, workers.LIVE_WORKER_ROWS),
-    (_WORKER, workers.HELD_ROWS),
+    (_WORKER, workers.READING_ROWS),
     ((), workers.SNAPSHOT_ROWS),
     ((), workers.AGENT_ROWS),
     ((), workers.HEALTH_ROWS),

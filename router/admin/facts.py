@@ -251,5 +251,11 @@ def _prompts(prefills: Group, decider: Decider) -> Told:
     return "good", f"{text}."
 
 
+def shortcoming(worker: Worker) -> str | None:
+    """What its engine's plug-in cannot read, in words."""
+    lacking = ", ".join(worker.unreported)
+    return f"its engine's plug-in cannot read {lacking}" if lacking else None
+
+
 def _count(workers: int) -> str:
     return f"{workers} worker{'' if workers == 1 else 's'}"

@@ -11,10 +11,9 @@ from fastapi.responses import JSONResponse
 from router.admin.admin_guard import audited, own_pages_only
 from router.admin.status_page import Stream, Streams, streamed
 from router.config.live import Reload
-from router.core.clock import Clock
 from router.core.errors import ConfigError, InvalidRequestError
 from router.core.state.cluster import Cluster
-from router.core.state.worker_status import status_of
+from router.core.state.worker import Worker
 from router.recording.recorder import ROOM_BYTES, Listener, Recorder
 
 # These are changed elsewhere: in files, and at /workers.
@@ -87,29 +86,34 @@ async def _pass_on(listener: Listener, stream: Stream, seconds: float) -> None:
     stream.close()
 
 
-def add_health(
-    app: FastAPI, cluster: Cluster, clock: Clock, problem: Callable[[str], str | None]
-) -> None:
+def add_health(app: FastAPI, cluster: Cluster, problem: Callable[[str], str | None]) -> None:
     """Add ``GET /health``."""
 
     @app.get("/health")
     async def health() -> JSONResponse:
         """200 while some worker tells its steps, else 503; each worker either way."""
-        groups, now_s = cluster.groups.values(), clock()
+        groups = cluster.groups.values()
         up = any(group.live_workers() for group in groups)
         body = {
             "status": "ok" if up else "unavailable",
             "groups": {
-                group.name: [
-                    {
-                        "id": status.spec.id,
-                        **status.some("up", "down_reason"),
-                        "snapshots_problem": problem(status.spec.id),
-                        **status.some("unreported", "step", "load_tokens", "running", "waiting"),
-                    }
-                    for status in (status_of(worker, now_s) for worker in group.workers.values())
-                ]
+                group.name: [_health(each, problem) for each in group.workers.values()]
                 for group in groups
             },
         }
         return JSONResponse(body, status_code=200 if up else 503)
+
+
+def _health(worker: Worker, problem: Callable[[str], str | None]) -> dict[str, Any]:
+    feed = worker.feed
+    return {
+        "id": worker.spec.id,
+        "up": worker.live,
+        "down_reason": worker.down_reason,
+        "snapshots_problem": problem(worker.spec.id),
+        "unreported": worker.unreported,
+        "step": feed.last.step if feed else None,
+        "load_tokens": worker.load_tokens,
+        "running": feed.running if feed else None,
+        "waiting": feed.waiting if feed else None,
+    }

@@ -4,10 +4,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from importlib.metadata import version
-from types import MappingProxyType
 from typing import Any
 
-from router.admin.facts import Footing, facts
+from router.admin.facts import Footing, facts, shortcoming
 from router.core.clock import Clock
 from router.core.forecast.look_ahead import Parameters
 from router.core.policies.policy_table import POLICIES
@@ -15,7 +14,7 @@ from router.core.rounds.decider import Decider
 from router.core.state import lockstep
 from router.core.state.cluster import Cluster
 from router.core.state.group import Group
-from router.core.state.worker_status import WorkerStatus, status_of
+from router.core.state.worker import Worker
 from router.core.types import Outcome
 
 _VERSION = version("evenstep")
@@ -27,7 +26,7 @@ class Status:
     """Reads the state that the page shows; what is unknown is None.
 
     Args:
-        deciders: deciders by group; empty if nothing is routed (``evenstep observe``).
+        deciders: deciders by group; None if nothing is routed (``evenstep observe``).
         problem: returns why a worker's snapshots are unusable.
         emulated: whether a worker's engine reports itself as emulated.
     """
@@ -36,13 +35,13 @@ class Status:
         self,
         cluster: Cluster,
         clock: Clock,
-        deciders: Mapping[str, Decider] = MappingProxyType({}),
+        deciders: Mapping[str, Decider] | None = None,
         problem: Callable[[str], str | None] = lambda _: None,
         emulated: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._deciders = deciders
+        self._deciders = {} if deciders is None else deciders
         self._problem = problem
         self._emulated = emulated
 
@@ -59,8 +58,7 @@ class Status:
 
     def _group(self, group: Group, footing: Footing, now_s: float) -> Shown:
         decider = self._deciders.get(group.name)
-        workers = [status_of(worker, now_s) for worker in group.workers.values()]
-        powered = sum(worker.up and worker.power_w is not None for worker in workers)
+        powered = sum(worker.power_w(now_s) is not None for worker in group.live_workers())
         prefills = self._cluster.prefill_group(group.name)
         return {
             "name": group.name,
@@ -73,22 +71,32 @@ class Status:
             "sums": _sums(group, decider),
             "rule": _rule(group, decider, footing.policy),
             "facts": facts(group, prefills, decider, powered, footing),
-            "workers": [self._worker(status) for status in workers],
+            "workers": [self._worker(each, now_s) for each in group.workers.values()],
         }
 
-    def _worker(self, status: WorkerStatus) -> Shown:
-        spec = status.spec
+    def _worker(self, worker: Worker, now_s: float) -> Shown:
+        spec, feed = worker.spec, worker.feed
+        # Without snapshots all slots count as in use.
+        running = worker.slots if feed is None else feed.running
+        memory = worker.foreign.gauges if feed is None else feed
+        unread = feed is not None and "memory" in worker.unreported
         return {
             "id": spec.id,
             "rank": spec.rank,
-            **status.some("up", "draining"),
-            "breaker": status.breaker.value,
-            "reason": status.down_reason,
-            **status.some("load_tokens", "requests", "queued", "slots", "service_rate"),
-            **status.some("kv_usage", "power_w"),
-            "source": status.source.value,
-            "age_s": None if status.age_s is None else round(status.age_s, 2),
-            "problem": self._problem(spec.id) or status.shortcoming if spec.snapshots else None,
+            "up": worker.live,
+            "draining": worker.draining,
+            "breaker": worker.breaker.state.value,
+            "reason": worker.down_reason,
+            "load_tokens": worker.load_tokens,
+            "requests": worker.requests,
+            "queued": max(0, worker.requests - running),
+            "slots": worker.slots,
+            "service_rate": worker.service.known_per_s,
+            "kv_usage": None if memory is None or unread else memory.kv_usage,
+            "power_w": worker.power_w(now_s),
+            "source": worker.source.value,
+            "age_s": None if feed is None else round(now_s - feed.received_s, 2),
+            "problem": self._problem(spec.id) or shortcoming(worker) if spec.snapshots else None,
         }
 
 

@@ -1,6 +1,5 @@
 """Workers over the admin port: list, add, drain and remove them at run time."""
 
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -10,9 +9,9 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.responses import JSONResponse
 
 from router.admin.admin_guard import audited, own_pages_only
+from router.admin.facts import shortcoming
 from router.config.worker_notation import parse_worker
 from router.core.errors import ConfigError, InvalidRequestError
-from router.core.state.worker_status import status_of
 from router.core.types import WorkerSpec
 from router.dispatch.membership import Fleet, Member
 
@@ -94,12 +93,12 @@ def _shown(members: Sequence[Member]) -> dict[str, Any]:
 
 def _described(member: Member) -> dict[str, Any]:
     spec = {key: value for key, value in asdict(member.spec).items() if key != "server_key"}
-    status = None if member.worker is None else status_of(member.worker, time.monotonic())
+    worker = member.worker
     return {
         **spec,
         "state": member.state,
-        "reason": status.down_reason or status.shortcoming if status else None,
-        "requests": status.in_flight + status.aside if status else 0,
-        "slots": status.slots if status else member.spec.slots,
-        "estimated_service_rate": status.service_rate if status else None,
+        "reason": worker.down_reason or shortcoming(worker) if worker else None,
+        "requests": worker.in_flight + worker.aside if worker else 0,
+        "slots": worker.slots if worker else member.spec.slots,
+        "estimated_service_rate": worker.service.known_per_s if worker else None,
     }

@@ -16,8 +16,8 @@ from router.api.openapi import add_description
 from router.api.shared_routes import add_instance, add_metrics
 from router.core.state import lockstep
 from router.core.state.group import Group
-from router.core.state.worker_status import WorkerStatus, status_of
-from router.core.types import StateSource
+from router.core.state.prefill_worker import PrefillWorker
+from router.core.state.worker import Worker
 from router.proxy.asgi_client import read_body, serve
 from router.proxy.beside_pool import Aside, add_aside
 from router.proxy.context import ServingContext
@@ -118,29 +118,37 @@ def _describe_group(group: Group, context: AppContext) -> dict[str, Any]:
         "prompts": prompts,
         "pool_requests": context.dispatcher.deciders[group.name].waiting,
         "workers": [
-            _describe_worker(status_of(worker, now_s), context.problem(worker.spec.id))
+            _describe_worker(worker, context.problem(worker.spec.id), now_s)
             for worker in group.workers.values()
         ],
     }
 
 
-def _describe_worker(status: WorkerStatus, problem: str | None) -> dict[str, Any]:
-    fed = "fresh" if status.source is StateSource.SNAPSHOTS else "stale"
+def _describe_worker(worker: Worker, problem: str | None, now_s: float) -> dict[str, Any]:
+    spec, feed = worker.spec, worker.feed
+    fed = "fresh" if feed else "stale"
     return {
-        "id": status.spec.id,
-        "url": status.spec.url,
-        **status.some("up", "down_reason", "draining"),
-        "breaker": status.breaker.value,
-        **status.some("slots", "slots_reported", "free_slots", "in_flight"),
-        **status.some("load_tokens", "kept_tokens"),
-        "state_source": status.source.value,
-        "foreign_requests": status.foreign_requests,
-        "snapshots": fed if status.spec.snapshots else "none",
+        "id": spec.id,
+        "url": spec.url,
+        "up": worker.live,
+        "down_reason": worker.down_reason,
+        "draining": worker.draining,
+        "breaker": worker.breaker.state.value,
+        "slots": worker.slots,
+        "slots_reported": feed.slots or None if feed else None,
+        "free_slots": worker.free_slots,
+        "in_flight": worker.in_flight,
+        "load_tokens": worker.load_tokens,
+        "kept_tokens": worker.kept_tokens if isinstance(worker, PrefillWorker) else None,
+        "state_source": worker.source.value,
+        "foreign_requests": worker.foreign.requests,
+        "snapshots": fed if spec.snapshots else "none",
         "snapshots_problem": problem,
-        **status.some("unreported", "max_loras"),
-        "running": status.running,
-        "snapshot_sequence": status.sequence,
-        "snapshot_age_s": None if status.age_s is None else round(status.age_s, 3),
+        "unreported": worker.unreported,
+        "max_loras": feed.last.max_loras if feed else 0,
+        "running": feed.running if feed else None,
+        "snapshot_sequence": feed.sequence if feed else None,
+        "snapshot_age_s": round(now_s - feed.received_s, 3) if feed else None,
     }
 
 

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import accumulate, chain
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -21,11 +20,10 @@ from router.access.key_limits import KeyLimits
 from router.core.clock import Clock
 from router.core.rounds.decider import Decider
 from router.core.state.cluster import Cluster
-from router.core.state.worker_status import status_of
 from router.metrics import groups
 from router.metrics.other import ACCESS_ROWS, BUILD_ROWS, KEY_ROWS, key_readings
 from router.metrics.rows import Table
-from router.metrics.workers import HELD_ROWS, LIVE_WORKER_ROWS, WORKER_ROWS
+from router.metrics.workers import LIVE_WORKER_ROWS, READING_ROWS, WORKER_ROWS, Reading
 
 # Cached, because the lookup reads files.
 _VERSION = version("evenstep")
@@ -51,7 +49,7 @@ class Metrics:
 
     Args:
         counters: tables without labels, each with what it is read from.
-        deciders: deciders by group, with their counters; empty if nothing is routed.
+        deciders: deciders by group, with their counters; None if nothing is routed.
         limits: counts by API key.
     """
 
@@ -60,13 +58,13 @@ class Metrics:
         cluster: Cluster,
         clock: Clock,
         counters: Sequence[tuple[Table[Any], object]],
-        deciders: Mapping[str, Decider] = MappingProxyType({}),
+        deciders: Mapping[str, Decider] | None = None,
         limits: KeyLimits | None = None,
     ) -> None:
         self._cluster = cluster
         self._clock = clock
         self._counters = counters
-        self._deciders = deciders
+        self._deciders = {} if deciders is None else deciders
         self._limits = limits
         self._process = ProcessCollector(registry=CollectorRegistry())
 
@@ -124,18 +122,21 @@ class Metrics:
             for state, each in group.totals.items()
         ]
         workers = [
-            ((name, spec.id, "" if spec.rank is None else str(spec.rank)), status_of(each, now_s))
+            ((name, spec.id, "" if spec.rank is None else str(spec.rank)), each)
             for name, group in known.items()
             for each in group.workers.values()
             for spec in (each.spec,)
         ]
-        live = [(labels, status) for labels, status in workers if status.up]
-        held = [(labels, known[labels[0]].prefixes.held(labels[1])) for labels, _ in live]
+        live = [(labels, worker) for labels, worker in workers if worker.live]
+        readings = [
+            (labels, Reading(worker, now_s, known[labels[0]].prefixes.held(worker.spec.id)))
+            for labels, worker in live
+        ]
         yield from _families(groups.GROUP_ROWS, ("group",), named)
         yield from _families(groups.STEP_ROWS, ("group", "pool"), totals)
         yield from _families(WORKER_ROWS, ("group", "worker", "rank"), workers)
         yield from _families(LIVE_WORKER_ROWS, ("group", "worker", "rank"), live)
-        yield from _families(HELD_ROWS, ("group", "worker", "rank"), held)
+        yield from _families(READING_ROWS, ("group", "worker", "rank"), readings)
 
 
 def _line(sample: Sample) -> str:

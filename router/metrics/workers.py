@@ -1,9 +1,9 @@
 """Tables of the metrics of single workers and of the sources of their states."""
 
-from types import MappingProxyType
+from typing import NamedTuple
 
 from router.core.state.breaker import BreakerState
-from router.core.state.worker_status import WorkerStatus
+from router.core.state.worker import Worker
 from router.engines.gauges import GaugeReader
 from router.engines.health_checks import HealthMonitor
 from router.engines.kv_event_reader import KvEventReader
@@ -11,9 +11,7 @@ from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
 from router.metrics.rows import Row, Table
 
-_BREAKER = MappingProxyType(
-    {BreakerState.CLOSED: None, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
-)
+_BREAKER = {BreakerState.CLOSED: None, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 
 
 SNAPSHOT_ROWS: Table[SnapshotClient] = {
@@ -96,15 +94,15 @@ GAUGE_ROWS: Table[GaugeReader] = {
     ),
 }
 
-WORKER_ROWS: Table[WorkerStatus] = {
+WORKER_ROWS: Table[Worker] = {
     "evenstep_worker_up": Row(
         "1 if the worker's engine can be used, 0 if it is down.",
-        lambda worker: int(worker.up),
+        lambda worker: int(worker.live),
     ),
 }
 
 # These have no value while a worker is down, because its state is out of date.
-LIVE_WORKER_ROWS: Table[WorkerStatus] = {
+LIVE_WORKER_ROWS: Table[Worker] = {
     "evenstep_worker_load_tokens": Row(
         "KV tokens resident on the worker, those on their way to it included.",
         lambda worker: worker.load_tokens,
@@ -120,34 +118,30 @@ LIVE_WORKER_ROWS: Table[WorkerStatus] = {
     "evenstep_worker_foreign_requests": Row(
         "Engine requests on the worker that are surely not this router's, by the engine's own "
         "metrics; no value where snapshots tell all of them.",
-        lambda worker: worker.foreign_requests if worker.age_s is None else None,
+        lambda worker: worker.foreign.requests if worker.feed is None else None,
     ),
     "evenstep_worker_slots": Row(
         "Requests that the worker runs at once; less evenstep_worker_requests, its free slots.",
         lambda worker: worker.slots,
     ),
-    "evenstep_worker_snapshot_age_seconds": Row(
-        "Time since the worker last told its state; no value where it does not.",
-        lambda worker: None if worker.age_s is None else max(0.0, worker.age_s),
-    ),
     "evenstep_worker_admissible_kv_tokens": Row(
         "KV tokens of prompts that the worker would let in if nobody waited there; no value where "
         "it does not tell, and while its breaker is not closed.",
-        lambda worker: worker.admissible_tokens if worker.breaker is BreakerState.CLOSED else None,
+        lambda worker: (
+            worker.feed.last.admissible_kv_tokens
+            if worker.feed and worker.breaker.state is BreakerState.CLOSED
+            else None
+        ),
     ),
     "evenstep_worker_breaker": Row(
         "2 while the worker is ejected since it has failed requests, 1 while trials decide whether "
         "it comes back; no value while it is given requests as any other.",
-        lambda worker: _BREAKER[worker.breaker],
-    ),
-    "evenstep_worker_power_watts": Row(
-        "Power of the worker's GPUs, by its snapshots or else its agent; no value if unknown.",
-        lambda worker: worker.power_w,
+        lambda worker: _BREAKER[worker.breaker.state],
     ),
     "evenstep_worker_service_rate": Row(
         "Requests that each slot of the worker completes per second, by its service_rate and what "
         "it has completed so far; no value while neither tells.",
-        lambda worker: worker.service_rate,
+        lambda worker: worker.service.known_per_s,
     ),
     "evenstep_worker_state_source": Row(
         "Always 1; the label says where the worker's state is known from: its snapshots, else its "
@@ -157,10 +151,31 @@ LIVE_WORKER_ROWS: Table[WorkerStatus] = {
     ),
 }
 
-# Of what the group knows of a live worker's prefix cache.
-HELD_ROWS: Table[int | None] = {
+
+class Reading(NamedTuple):
+    """A live worker at a scrape; ``blocks``: in its prefix cache, None: it does not tell them."""
+
+    worker: Worker
+    now_s: float
+    blocks: int | None
+
+    @property
+    def age_s(self) -> float | None:
+        feed = self.worker.feed
+        return None if feed is None else max(0.0, self.now_s - feed.received_s)
+
+
+READING_ROWS: Table[Reading] = {
+    "evenstep_worker_snapshot_age_seconds": Row(
+        "Time since the worker last told its state; no value where it does not.",
+        lambda reading: reading.age_s,
+    ),
+    "evenstep_worker_power_watts": Row(
+        "Power of the worker's GPUs, by its snapshots or else its agent; no value if unknown.",
+        lambda reading: reading.worker.power_w(reading.now_s),
+    ),
     "evenstep_worker_prefix_blocks": Row(
         "Blocks that the worker has in its prefix cache; no value where it does not tell them.",
-        lambda blocks: blocks,
+        lambda reading: reading.blocks,
     ),
 }

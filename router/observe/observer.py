@@ -156,7 +156,7 @@ class Observer:
 
         return [
             partial(add_metrics, render=metrics.render),
-            partial(add_health, cluster=self.cluster, clock=clock, problem=problem),
+            partial(add_health, cluster=self.cluster, problem=problem),
             partial(add_page, render=page, streams=streams),
             partial(add_recording, recorder=self.recorder, streams=streams),
         ]

@@ -11,7 +11,7 @@ from router.core.policies.bfio.policy import BfIo
 from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.state.breaker import DEFAULTS
-from router.core.types import Dispatch, Outcome, RunningRequest, WorkerSpec
+from router.core.types import Dispatch, KvGroup, Outcome, RunningRequest, WorkerSpec
 from tests.support.clusters import cluster_of, send, show
 from tests.support.core import part, request, running, snapshot
 
@@ -76,6 +76,20 @@ def test_what_queues_in_an_engine_is_apart_from_what_runs() -> None:
     # One tells it, of the other one its slots do.
     assert [(each["requests"], each["queued"]) for each in told["workers"]] == [(6, 2), (6, 2)]
     assert told["barrier"] is None
+
+
+def test_what_an_engine_s_plug_in_cannot_read_is_not_known() -> None:
+    cluster = cluster_of(SPECS[0])
+    groups = (KvGroup(16, 25, 100),)
+    told = msgspec.structs.replace(snapshot("full", 1), kv_groups=groups)
+    for unreported, kv_usage, problem in (
+        ((), 0.25, None),
+        (("memory", "slots"), None, "its engine's plug-in cannot read memory, slots"),
+    ):
+        show(cluster, msgspec.structs.replace(told, unreported=unreported))
+        (group,) = Status(cluster, lambda: 0.0).read(Footing())["groups"]
+        (worker,) = group["workers"]
+        assert (worker["kv_usage"], worker["problem"]) == (kv_usage, problem)
 
 
 def test_of_prompt_tokens_that_engines_had_cached() -> None:

@@ -53,7 +53,7 @@ def test_every_metric_has_a_sound_name_help_and_type(bench: Bench) -> None:
         *(groups.DECIDER_ROWS, groups.GROUP_ROWS, groups.PREFILL_ROWS, groups.LOOK_AHEAD_ROWS),
         *(groups.STEP_ROWS, workers.SNAPSHOT_ROWS, workers.AGENT_ROWS, workers.HEALTH_ROWS),
         *(workers.KV_EVENT_ROWS, workers.GAUGE_ROWS, workers.WORKER_ROWS, workers.LIVE_WORKER_ROWS),
-        workers.HELD_ROWS,
+        workers.READING_ROWS,
         *(other.KEY_ROWS, other.ACCESS_ROWS, other.BUILD_ROWS, other.HTTP_ROWS),
     )
     named = [(name, row.help) for table in tables for name, row in table.items()]
