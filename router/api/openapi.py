@@ -5,7 +5,6 @@ require. Engines accept many more fields, which pass too.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI
@@ -56,32 +55,30 @@ _FORM = _object(("file",), file={"type": "string", "format": "binary"})
 _SCORED = _object(("query", "documents"), query=_TEXT, documents=_TEXTS)
 
 # Bodies of routes that parse them on their own; any other route takes any object.
-_BODIES: Mapping[tuple[str, str], Schema] = MappingProxyType(
-    {
-        ("post", "/v1/completions"): _generating("prompt", prompt=_PROMPT, max_tokens=_COUNT),
-        ("post", "/v1/chat/completions"): _generating(
-            "messages", messages=_SAID, max_completion_tokens=_COUNT
-        ),
-        ("post", "/v1/responses"): _generating(
-            "input", input={"anyOf": [_TEXT, _SAID]}, max_output_tokens=_COUNT
-        ),
-        ("post", "/v1/messages"): _generating(
-            "messages", "max_tokens", messages=_SAID, max_tokens=_COUNT
-        ),
-        ("post", "/v1/messages/count_tokens"): _object(("messages",), messages=_SAID),
-        ("post", "/v1/embeddings"): _object(("input",), input=_PROMPT),
-        ("post", "/v1/rerank"): _SCORED,
-        ("post", "/v2/rerank"): _SCORED,
-        ("post", "/rerank"): _SCORED,
-        ("post", "/v1/audio/transcriptions"): _FORM,
-        ("post", "/v1/audio/translations"): _FORM,
-        ("post", "/v1/audio/speech"): _object(("input",), input=_TEXT),
-        ("post", "/tokenize"): _object(prompt=_TEXT, messages=_SAID),
-        ("post", "/detokenize"): _object(("tokens",), tokens=_TOKENS),
-        ("post", "/workers"): _WORKER,
-        ("patch", "/settings"): _SETTINGS,
-    }
-)
+_BODIES: Mapping[tuple[str, str], Schema] = {
+    ("post", "/v1/completions"): _generating("prompt", prompt=_PROMPT, max_tokens=_COUNT),
+    ("post", "/v1/chat/completions"): _generating(
+        "messages", messages=_SAID, max_completion_tokens=_COUNT
+    ),
+    ("post", "/v1/responses"): _generating(
+        "input", input={"anyOf": [_TEXT, _SAID]}, max_output_tokens=_COUNT
+    ),
+    ("post", "/v1/messages"): _generating(
+        "messages", "max_tokens", messages=_SAID, max_tokens=_COUNT
+    ),
+    ("post", "/v1/messages/count_tokens"): _object(("messages",), messages=_SAID),
+    ("post", "/v1/embeddings"): _object(("input",), input=_PROMPT),
+    ("post", "/v1/rerank"): _SCORED,
+    ("post", "/v2/rerank"): _SCORED,
+    ("post", "/rerank"): _SCORED,
+    ("post", "/v1/audio/transcriptions"): _FORM,
+    ("post", "/v1/audio/translations"): _FORM,
+    ("post", "/v1/audio/speech"): _object(("input",), input=_TEXT),
+    ("post", "/tokenize"): _object(prompt=_TEXT, messages=_SAID),
+    ("post", "/detokenize"): _object(("tokens",), tokens=_TOKENS),
+    ("post", "/workers"): _WORKER,
+    ("patch", "/settings"): _SETTINGS,
+}
 
 _ERROR: Schema = {
     "description": "An error in OpenAI's form.",

@@ -1,8 +1,13 @@
 """Observer of requests, for the log and recordings."""
 
-from typing import NamedTuple, Protocol
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from router.core.types import Outcome, Request
+
+if TYPE_CHECKING:
+    from router.core.state.group import Group
 
 
 class Served(NamedTuple):
@@ -13,8 +18,8 @@ class Served(NamedTuple):
     output_tokens: int
 
 
-class RequestWatcher(Protocol):
-    """Observer of the stages of requests."""
+class Watcher(Protocol):
+    """Observer of the stages of requests, and of new workers."""
 
     def dispatched(self, request: Request) -> None: ...
 
@@ -22,3 +27,5 @@ class RequestWatcher(Protocol):
 
     def ended(self, request: Request, served: Served | None, outcome: Outcome) -> None:
         """The request ends; ``served`` None: it was at no worker."""
+
+    def joined(self, group: Group) -> None: ...

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import chain
-from types import MappingProxyType
 
 from router.core import events as ev
 from router.core.clock import Clock
@@ -69,14 +68,10 @@ class Dispatcher:
         self._shared = Shared(cluster, clock, settings, NothingIncoming(), leading or Leading())
         self.queues: dict[str, GroupQueue] = {}
         self._queue_of: dict[str, GroupQueue] = {}
-        self._deciders: dict[str, Decider] = {}
+        self.deciders: dict[str, Decider] = {}
         for group in cluster.groups.values():
             for worker_id in group.workers:
                 self._open(worker_id)
-
-    @property
-    def deciders(self) -> Mapping[str, Decider]:
-        return MappingProxyType(self._deciders)
 
     @property
     def waiting(self) -> bool:
@@ -86,7 +81,7 @@ class Dispatcher:
     def under_way(self) -> tuple[int, int]:
         groups = self.cluster.groups.values()
         sent = sum(worker.in_flight for group in groups for worker in group.workers.values())
-        return sum(decider.waiting for decider in self._deciders.values()), sent
+        return sum(decider.waiting for decider in self.deciders.values()), sent
 
     # Settings.
 
@@ -104,7 +99,7 @@ class Dispatcher:
     def fix_step_time(self, step_time: StepTime | None) -> None:
         if step_time != self.cluster.step_time:
             self.cluster.fix_step_time(step_time)
-            for decider in self._deciders.values():
+            for decider in self.deciders.values():
                 decider.follow()
 
     def bound_prompts_by(self, rule: int | Targets | None) -> None:
@@ -315,7 +310,7 @@ class Dispatcher:
         for name, queue in list(self.queues.items()):
             if queue.dissolvable and self.cluster.dissolve(name):
                 for gone in self.queues.keys() - self.cluster.groups.keys():
-                    del self.queues[gone], self._deciders[gone]
+                    del self.queues[gone], self.deciders[gone]
 
     # Workers that come and go.
 
@@ -375,7 +370,7 @@ class Dispatcher:
         group = self.cluster.group_of(worker_id)
         if group.name not in self.queues:
             queue = self.queues[group.name] = self._make_queue(group)
-            self._deciders[group.name] = queue.decider
+            self.deciders[group.name] = queue.decider
         self._queue_of[worker_id] = self.queues[group.name]
 
     def _make_pool(self) -> Pool:

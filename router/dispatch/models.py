@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from router.core.errors import InvalidRequestError, NoWorkerError, UnknownModelError
@@ -21,8 +20,6 @@ _SHOWN = 200
 
 # Groups by name, each in one line.
 Lines = Sequence[Sequence[str]]
-
-_NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 
 
 class Route(NamedTuple):
@@ -52,21 +49,18 @@ class ModelTable:
 
     Args:
         aliases: further names; an alias precedes a model of the same name.
-        asks: whether a group asks for the content of its requests.
         tokenizers: folders by model; by an empty name for all others.
     """
 
     def __init__(
         self,
         cluster: Cluster,
-        aliases: Mapping[str, str] = _NO_ALIASES,
+        aliases: Mapping[str, str] | None = None,
         limits: RequestLimits = DEFAULT_LIMITS,
-        asks: Callable[[str], bool] = lambda _: False,
-        tokenizers: Mapping[str, str] = _NO_ALIASES,
+        tokenizers: Mapping[str, str] | None = None,
     ) -> None:
         self.limits = limits
-        self.tokenizers = tokenizers
-        self.asks = asks
+        self.tokenizers = tokenizers or {}
         # Called with all groups, those that serve a model together side by side, and with the group
         # of each model, when the former change.
         self.on_shared: Callable[[Lines, Mapping[str, str]], None] = lambda *_: None
@@ -77,7 +71,7 @@ class ModelTable:
         self.absent: Mapping[str, frozenset[str]] = {}
         self.adapters: frozenset[str] = frozenset()  # names of LoRA adapters
         self._cluster = cluster
-        self._aliases = aliases
+        self._aliases = aliases or {}
         self._said: dict[str, tuple[str, Mapping[str, Card]]] = {}
         self._last: dict[str, Mapping[str, Card]] = {}  # reports of groups without workers
         self._group_of: dict[str, str] = {}
@@ -227,7 +221,7 @@ class ModelTable:
         model = self.resolve(name)
         group = self._group_of.get(model) if model is not None else self._only()
         lines = self.divided.get(model or "") or ([] if group is None else [group])
-        if not any(self.asks(each.name) for line in lines for each in self.groups(line)):
+        if not any(each.asks_for_content for line in lines for each in self.groups(line)):
             return None
         name = model or ""
         tokenizer = self.tokenizers.get(name) or self.tokenizers.get("", "")

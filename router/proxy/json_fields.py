@@ -22,7 +22,6 @@ _SAMPLE_BYTES = 1024 * 1024
 # A longer body counts as non-empty.
 _SHORT = 65_536
 
-_fields = msgspec.json.Decoder(dict[str, Raw])
 _encoder = msgspec.json.Encoder()
 
 
@@ -118,16 +117,6 @@ def _bounded(most: int, kind: Any) -> msgspec.json.Decoder[Any]:
     fields = [(f"_{index}", kind, None) for index in range(most)]
     several = msgspec.defstruct("_List", fields, array_like=True, forbid_unknown_fields=True)
     return msgspec.json.Decoder(several)
-
-
-def fields_of(body: bytes) -> dict[str, Any]:
-    """Fields as raw values."""
-    return {**_fields.decode(body)}
-
-
-def body_of(fields: dict[str, Any]) -> bytes:
-    """Encode fields as a body."""
-    return _encoder.encode(fields)
 
 
 def with_field(body: bytes, name: str, value: str) -> bytes:

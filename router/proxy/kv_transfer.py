@@ -12,7 +12,7 @@ server and the prefill engine's id; ``GET /query`` there lists the ids by data-p
 import asyncio
 import contextlib
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -20,7 +20,6 @@ from router.core.errors import UpstreamError
 from router.core.types import WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
 from router.engines.http_client import HttpClient
-from router.proxy.json_fields import body_of, fields_of
 
 _ANSWER_S = 5.0
 _MOST_COLONS = 65_536
@@ -55,7 +54,7 @@ def few_fields(body: bytes) -> bool:
 
 def prefill_body(body: bytes, request_id: str, *, hands_params: bool) -> bytes:
     """``hands_params``: the engine should report the KV's location."""
-    fields = fields_of(body)
+    fields: dict[str, Any] = {**_fields.decode(body)}  # as raw values
     for name in _NOT_FIRST:
         fields.pop(name, None)
     fields |= {"stream": False, "n": 1, "max_tokens": 1}
@@ -66,7 +65,7 @@ def prefill_body(body: bytes, request_id: str, *, hands_params: bool) -> bytes:
         fields.pop("stop_token_ids", None)
         fields["ignore_eos"] = True
         fields["kv_transfer_params"] = {**_REMOTE, "transfer_id": request_id}
-    return body_of(fields)
+    return msgspec.json.encode(fields)
 
 
 def decode_body(body: bytes, kv_transfer_params: bytes | None) -> bytes:
@@ -76,6 +75,9 @@ def decode_body(body: bytes, kv_transfer_params: bytes | None) -> bytes:
     rest = body.lstrip()[1:].lstrip()
     comma = b"" if rest.startswith(b"}") else b","
     return b'{"kv_transfer_params":' + kv_transfer_params + comma + rest
+
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class _Usage(msgspec.Struct):

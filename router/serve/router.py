@@ -138,9 +138,7 @@ class Router:
         self.lifecycle.on_drain = self.leading.release
         self.dispatcher = make_dispatcher(settings, self.cluster, self.access.weight, self.leading)
         limits = settings.of(RequestLimits)
-        self.models = ModelTable(
-            self.cluster, settings.aliases, limits, self.cluster.asks, settings.tokenizers
-        )
+        self.models = ModelTable(self.cluster, settings.aliases, limits, settings.tokenizers)
         self.models.on_shared = self.dispatcher.share
         for folder in settings.tokenizers.values():  # before the first request needs it
             tokenizer_of(folder)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -115,14 +114,12 @@ def _between(bounds: tuple[float, float], value: float) -> float:
 
 
 # Signals of a live router, by name.
-SIGNALS: Mapping[str, Callable[[WorkProfile], Signal]] = MappingProxyType(
-    {
-        "none": NoSignal,
-        "cap": CapSignal,
-        "survival": SurvivalSignal,
-        "auto": ProvenSignal,
-    }
-)
+SIGNALS: Mapping[str, Callable[[WorkProfile], Signal]] = {
+    "none": NoSignal,
+    "cap": CapSignal,
+    "survival": SurvivalSignal,
+    "auto": ProvenSignal,
+}
 
 REVIEW_STEPS = 64
 FIRST_OUTPUT_TOKENS = 256.0  # mean output length before the first end

@@ -7,12 +7,11 @@ snapshot shows yet (``Worker``).
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 from router.core import events as ev
 from router.core.energy.joules import PowerLevels
 from router.core.errors import ConfigError
-from router.core.request_watcher import RequestWatcher, Served
+from router.core.request_watcher import Served, Watcher
 from router.core.state import guesses
 from router.core.state.breaker import DEFAULTS, BreakerSettings
 from router.core.state.group import Group
@@ -29,12 +28,6 @@ class _Tracked:
     request: Request
     worker: Worker | None = None
     keeper: PrefillWorker | None = None
-
-
-class Watcher(RequestWatcher, Protocol):
-    """Observer of requests and new workers."""
-
-    def joined(self, group: Group) -> None: ...
 
 
 class Cluster:
@@ -72,9 +65,6 @@ class Cluster:
 
     def worker(self, worker_id: str) -> Worker:
         return self._group_of[worker_id].workers[worker_id]
-
-    def asks(self, group: str) -> bool:
-        return self.groups[group].asks_for_content
 
     def group_of(self, worker_id: str) -> Group:
         return self._group_of[worker_id]

@@ -16,6 +16,7 @@ from router.core.events import (
     WorkerUp,
 )
 from router.core.state.cluster import Cluster
+from router.core.state.group import Group
 from router.core.types import Card, Outcome, WorkerSpec
 from router.dispatch.models import ModelTable
 from tests.support.core import request, snapshot, token
@@ -222,10 +223,19 @@ def test_a_faster_line_gets_more_once_all_are_known() -> None:
     assert models.route("llama").group == "y"
 
 
-def test_content_is_asked_for_where_one_of_the_lines_wants_it() -> None:
+def ask(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Let these groups ask for the content of requests, and no others."""
+    asks = property(lambda group: group.name in names)
+    monkeypatch.setattr(Group, "asks_for_content", asks)
+
+
+def test_content_is_asked_for_where_one_of_the_lines_wants_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     _, models = divided()
+    ask(monkeypatch)
     assert models.cached_as("llama") is None
-    models.asks = lambda name: name == "y"
+    ask(monkeypatch, "y")
     assert models.cached_as("llama") is not None
     assert models.cached_as("sql") is None
 
@@ -317,10 +327,13 @@ def test_a_rank_leaves_only_its_workers() -> None:
         models.all_but("default", 2, none)
 
 
-def test_only_groups_that_ask_get_content_and_adapters_are_told_apart() -> None:
+def test_only_groups_that_ask_get_content_and_adapters_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ask(monkeypatch, "one")
     cluster = Cluster([WorkerSpec("a", "", "one"), WorkerSpec("b", "", "two")])
     folders = {"": "any", "base": "own"}
-    models = ModelTable(cluster, {"alias": "lora"}, asks={"one"}.__contains__, tokenizers=folders)
+    models = ModelTable(cluster, {"alias": "lora"}, tokenizers=folders)
     models.learn("a", {**cards("base"), "lora": {"id": "lora", "parent": "base"}})
     models.learn("b", cards("other"))
     assert models.cached_as("base") == ("base", "", "own")
@@ -329,15 +342,17 @@ def test_only_groups_that_ask_get_content_and_adapters_are_told_apart() -> None:
         assert models.cached_as(name) is None, "of no group that asks, or of no one group"
 
 
-def test_without_a_name_the_only_group_counts() -> None:
-    models = ModelTable(Cluster([WorkerSpec("a", "")]), asks=lambda _: True)
+def test_without_a_name_the_only_group_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = ModelTable(Cluster([WorkerSpec("a", "")]))
+    ask(monkeypatch, "default")
     assert models.cached_as(None) == ("", "", "")
-    assert table("a").cached_as(None) is None
+    ask(monkeypatch)
+    assert models.cached_as(None) is None
 
 
 def test_a_model_whose_group_is_gone_is_unknown_and_no_fault() -> None:
     cluster = Cluster([WorkerSpec("a", "", "one"), WorkerSpec("b", "", "two")])
-    models = ModelTable(cluster, asks=cluster.asks)
+    models = ModelTable(cluster)
     models.learn("a", cards("base"))
     models.learn("b", cards("other"))
     cluster.leave("a")

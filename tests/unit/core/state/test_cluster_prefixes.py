@@ -42,6 +42,11 @@ from tests.support.core import part, snapshot, token
 PIECES = chain(range(160), seed())
 
 
+def wants_content(cluster: Cluster) -> bool:
+    """Whether its group asks for the content of requests."""
+    return cluster.groups["default"].asks_for_content
+
+
 def asks(number: int, slots: int = 1) -> Request:
     return Request(token(number), "default", 160, slots, content=Content(pieces=PIECES))
 
@@ -198,26 +203,26 @@ def test_prefill_workers_tell_their_own_group() -> None:
 
 def test_content_is_asked_for_where_caches_are_told_or_guessed() -> None:
     cluster = cluster_of()
-    assert cluster.asks("default"), "what nobody tells is guessed"
+    assert wants_content(cluster), "what nobody tells is guessed"
     for worker in "ab":
         show(cluster, snapshot("full", 1), worker_id=worker)
-    assert not cluster.asks("default"), "engines with the plug-in would tell"
+    assert not wants_content(cluster), "engines with the plug-in would tell"
     show(cluster, told(snapshot("full", 2), 3))
-    assert cluster.asks("default")
+    assert wants_content(cluster)
     cluster.apply(WorkerDown("b", "gone"))
     cluster.apply(WorkerUp("b"))
     show(cluster, told(snapshot("delta", 3)), snapshot("delta", 4))
-    assert cluster.asks("default"), "nothing is known of a new engine"
+    assert wants_content(cluster), "nothing is known of a new engine"
     show(cluster, snapshot("full", 1), worker_id="b")
-    assert not cluster.asks("default"), "one that can tell no more is not guessed either"
+    assert not wants_content(cluster), "one that can tell no more is not guessed either"
 
 
 def test_content_is_asked_for_by_prefill_workers_too() -> None:
     cluster = Cluster([WorkerSpec("d", "d", role="decode"), WorkerSpec("p", "p", role="prefill")])
     cluster.apply(WorkerUp("d"))
-    assert not cluster.asks("default"), "a decode worker computes no prompt"
+    assert not wants_content(cluster), "a decode worker computes no prompt"
     cluster.apply(WorkerUp("p"))
-    assert cluster.asks("default")
+    assert wants_content(cluster)
 
 
 def test_a_guess_counts_until_the_worker_tells() -> None:
@@ -322,7 +327,7 @@ def test_the_engines_own_metrics_bound_a_guess() -> None:
     assert hits(cluster) == [0, 0], "it caches no prefix"
     cluster.apply(GaugesReceived("a", Gauges(1, caches_prefixes=False), 1.0))
     assert hits(cluster) is None
-    assert not cluster.asks("default")
+    assert not wants_content(cluster)
 
 
 @pytest.mark.parametrize(("computed", "caches"), [(0, False), (160, True)])
