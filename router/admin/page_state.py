@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from typing import Any
 
@@ -22,32 +22,25 @@ _VERSION = version("evenstep")
 Shown = dict[str, Any]
 
 
+@dataclass(slots=True)
 class Status:
     """Reads the state that the page shows; what is unknown is None.
 
-    Args:
-        deciders: deciders by group; None if nothing is routed (``evenstep observe``).
+    Attributes:
+        deciders: deciders by group; empty if nothing is routed (``evenstep observe``).
         problem: returns why a worker's snapshots are unusable.
         emulated: whether a worker's engine reports itself as emulated.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        clock: Clock,
-        deciders: Mapping[str, Decider] | None = None,
-        problem: Callable[[str], str | None] = lambda _: None,
-        emulated: Callable[[str], bool] = lambda _: False,
-    ) -> None:
-        self._cluster = cluster
-        self._clock = clock
-        self._deciders = {} if deciders is None else deciders
-        self._problem = problem
-        self._emulated = emulated
+    cluster: Cluster
+    clock: Clock
+    deciders: Mapping[str, Decider] = field(default_factory=dict)
+    problem: Callable[[str], str | None] = lambda _: None
+    emulated: Callable[[str], bool] = lambda _: False
 
     def read(self, footing: Footing) -> Shown:
-        now_s = self._clock()
-        groups = [self._group(group, footing, now_s) for group in self._cluster.groups.values()]
+        now_s = self.clock()
+        groups = [self._group(group, footing, now_s) for group in self.cluster.groups.values()]
         return {
             "version": _VERSION,
             "time_s": time.time(),
@@ -57,16 +50,16 @@ class Status:
         }
 
     def _group(self, group: Group, footing: Footing, now_s: float) -> Shown:
-        decider = self._deciders.get(group.name)
+        decider = self.deciders.get(group.name)
         powered = sum(worker.power_w(now_s) is not None for worker in group.live_workers())
-        prefills = self._cluster.prefill_group(group.name)
+        prefills = self.cluster.prefill_group(group.name)
         return {
             "name": group.name,
             "serves": group.serves.name if group.serves else None,
             "lockstep": group.lockstep,
             "lockstep_by": lockstep.source(group),
             "barrier": group.barrier,
-            "emulated": any(map(self._emulated, group.workers)),
+            "emulated": any(map(self.emulated, group.workers)),
             "pool_requests": decider.waiting if decider else None,
             "sums": _sums(group, decider),
             "rule": _rule(group, decider, footing.policy),
@@ -96,7 +89,7 @@ class Status:
             "power_w": worker.power_w(now_s),
             "source": worker.source.value,
             "age_s": None if feed is None else round(now_s - feed.received_s, 2),
-            "problem": self._problem(spec.id) or shortcoming(worker) if spec.snapshots else None,
+            "problem": self.problem(spec.id) or shortcoming(worker) if spec.snapshots else None,
         }
 
 
@@ -130,7 +123,7 @@ def _rule(group: Group, decider: Decider | None, policy: str | None) -> Shown | 
         return None
     stats, ahead = decider.stats, decider.look_ahead
     name = policy if group.serves is None else "least_prefill"
-    unknown = {field.name: None for field in fields(Parameters)}
+    unknown = {each.name: None for each in fields(Parameters)}
     return {
         "policy": name,
         "summary": POLICIES[name].summary,

@@ -1,6 +1,7 @@
 """The clients' port outside its routes: shutdown, log lines, names, keys, and errors as answers."""
 
 import asyncio
+from dataclasses import dataclass
 from typing import cast
 
 from fastapi import FastAPI
@@ -23,16 +24,14 @@ from router.proxy.request_log import RequestLog
 _OPEN_TO_THE_END = frozenset({"/health", "/ready", "/metrics"})
 
 
+@dataclass(slots=True)
 class Front:
     """Outermost ASGI application; without a door no key is needed."""
 
-    def __init__(
-        self, app: ASGIApp, lifecycle: Lifecycle, requests: RequestLog, door: Door | None
-    ) -> None:
-        self._app = app
-        self._lifecycle = lifecycle
-        self._requests = requests
-        self._door = door
+    _app: ASGIApp
+    _lifecycle: Lifecycle
+    _requests: RequestLog
+    _door: Door | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

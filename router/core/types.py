@@ -74,16 +74,6 @@ class PoolState(Enum):
     WAITING = "waiting"
 
 
-class Phase(Enum):
-    """Phase of a request in the router; one without a prefill stage is ready on arrival."""
-
-    ARRIVED = "arrived"
-    PREFILLING = "prefilling"
-    READY = "ready"
-    DECODING = "decoding"
-    ENDED = "ended"
-
-
 class Sight(Enum):
     """What a worker's snapshots show of a request that was sent there."""
 

@@ -26,7 +26,7 @@ from router.core.state.worker import Worker
 from router.core.stats import TokenStats
 from router.core.step_time import StepBudget, StepTime
 from router.core.targets import Targets, Verdict
-from router.core.types import Dispatch, Outcome, Phase, Request, WorkerSpec
+from router.core.types import Dispatch, Outcome, Request, WorkerSpec
 from router.dispatch.group_queue import (
     DispatchSettings,
     GroupQueue,
@@ -153,7 +153,7 @@ class Dispatcher:
         return queue.stats.tokens
 
     def end(self, request: Request, outcome: Outcome) -> None:
-        if self.cluster.phase(request.id) is not Phase.ENDED:
+        if self.cluster.knows(request.id):
             self._queue(request).end(request, outcome)
 
     def judged(self, group: str, verdict: Verdict) -> None:
@@ -238,10 +238,10 @@ class Dispatcher:
     def serve_whole(self, request: Request) -> Again:
         stage = self._stage(request.group)
         whole = replace(request.again(), group=stage.decode.group.name, computed=False)
-        if self.cluster.phase(request.id) is Phase.ENDED:  # the pool rejected it
-            waiter = self.submit(whole)
-        else:
+        if self.cluster.knows(request.id):
             waiter = self._again(request, whole)[1]
+        else:  # the pool rejected it
+            waiter = self.submit(whole)
         stage.stats.fallbacks += 1
         return whole, waiter
 

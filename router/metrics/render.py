@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import accumulate, chain
 from typing import Any, TypeVar
@@ -44,29 +45,24 @@ class _Alone(CollectorRegistry):
         yield self._family
 
 
+@dataclass(slots=True)
 class Metrics:
     """Renders the workers' states and the router's counters.
 
-    Args:
+    Attributes:
         counters: tables without labels, each with what it is read from.
-        deciders: deciders by group, with their counters; None if nothing is routed.
+        deciders: deciders by group, with their counters; empty if nothing is routed.
         limits: counts by API key.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        clock: Clock,
-        counters: Sequence[tuple[Table[Any], object]],
-        deciders: Mapping[str, Decider] | None = None,
-        limits: KeyLimits | None = None,
-    ) -> None:
-        self._cluster = cluster
-        self._clock = clock
-        self._counters = counters
-        self._deciders = {} if deciders is None else deciders
-        self._limits = limits
-        self._process = ProcessCollector(registry=CollectorRegistry())
+    cluster: Cluster
+    clock: Clock
+    counters: Sequence[tuple[Table[Any], object]]
+    deciders: Mapping[str, Decider] = field(default_factory=dict)
+    limits: KeyLimits | None = None
+    _process: ProcessCollector = field(
+        default_factory=lambda: ProcessCollector(registry=CollectorRegistry())
+    )
 
     async def render(self) -> bytes:
         """Return all metrics in the Prometheus text format.
@@ -87,18 +83,18 @@ class Metrics:
         return b"".join(parts)
 
     def _collect(self) -> Iterator[Metric]:
-        for rows, subject in ((BUILD_ROWS, _VERSION), *self._counters):
+        for rows, subject in ((BUILD_ROWS, _VERSION), *self.counters):
             yield from _families(rows, (), [((), subject)])
-        if self._deciders:
+        if self.deciders:
             yield from self._routed()
-        if self._limits is not None:
-            keys = list(key_readings(self._limits, self._deciders))
-            yield from _families(ACCESS_ROWS, (), [((), self._limits)])
+        if self.limits is not None:
+            keys = list(key_readings(self.limits, self.deciders))
+            yield from _families(ACCESS_ROWS, (), [((), self.limits)])
             yield from _families(KEY_ROWS, ("key",), keys)
         yield from self._observed()
 
     def _routed(self) -> Iterator[Metric]:
-        deciders = [((name,), decider) for name, decider in self._deciders.items()]
+        deciders = [((name,), decider) for name, decider in self.deciders.items()]
         prefills = [each for each in deciders if each[1].group.serves is not None]
         aheads = [(i, each.look_ahead) for i, each in deciders if each.look_ahead is not None]
         yield from _families(groups.DECIDER_ROWS, ("group",), deciders)
@@ -114,7 +110,7 @@ class Metrics:
         yield from _families(groups.LOOK_AHEAD_ROWS, ("group",), aheads)
 
     def _observed(self) -> Iterator[Metric]:
-        known, now_s = self._cluster.groups, self._clock()
+        known, now_s = self.cluster.groups, self.clock()
         named = [((name,), group) for name, group in known.items()]
         totals = [
             ((name, state.value), each)

@@ -102,30 +102,24 @@ class Addressed:
         """Nothing is kept."""
 
 
+@dataclass(slots=True, eq=False)
 class Pick:
     """A request whose body has been read."""
 
-    def __init__(
-        self,
-        picks: "Picks",
-        scope: Scope,
-        context: RelayContext,
-        request: Request,
-        asked: ClientRequest,
-    ) -> None:
-        self._picks = picks
-        self._context = context
-        self.scope = scope
-        self.request = request
-        self.asked = asked
-        self.worker: WorkerSpec
-        self.pool_s = 0.0
-        self.sent_s = self.until_s = 0.0
-        self.logged = False  # whether a gateway's log has shown it running
-        self.absences = 0  # how often in a row its engine's snapshots did not show it
-        # How it ends if nobody else tells, once the gateway tells no more of it.
-        self.forsaken: Outcome | None = None
-        self._first_s: float | None = None
+    _picks: "Picks"
+    scope: Scope
+    _context: RelayContext
+    request: Request
+    asked: ClientRequest
+    worker: WorkerSpec = field(init=False)
+    pool_s: float = 0.0
+    sent_s: float = 0.0
+    until_s: float = 0.0
+    logged: bool = False  # whether a gateway's log has shown it running
+    absences: int = 0  # how often in a row its engine's snapshots did not show it
+    # How it ends if nobody else tells, once the gateway tells no more of it.
+    forsaken: Outcome | None = None
+    _first_s: float | None = None
 
     async def serve(self, client: Client) -> None:
         """Tell an HTTP client where its request is to go."""

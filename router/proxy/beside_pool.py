@@ -7,7 +7,7 @@ that fails before the first byte, another worker is tried.
 import asyncio
 from collections import Counter
 from collections.abc import Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -23,7 +23,7 @@ from router.core.stats import TokenStats
 from router.core.targets import Verdict
 from router.core.types import Outcome
 from router.core.types import Request as PoolRequest
-from router.dispatch.interface import Again, Waiter
+from router.dispatch.interface import Again, DispatchPort, Waiter
 from router.proxy import multipart
 from router.proxy.answers import header
 from router.proxy.asgi_client import read_body, serve
@@ -107,7 +107,7 @@ async def _serve(aside: Aside, request: Request) -> Response:
         arrival_s=context.clock(),
         lacks=context.models.lacking(model),
     )
-    place = _Place(aside, groups, scope, asked)
+    place = _Place(aside, groups, scope, asked, context.relay.port)
     # They take no slot, so no replica needs to know of another's.
     relay = Relay(replace(context.relay, port=place, leading=Leading()), waiting, asked)
     # The object is an ASGI application, and Starlette only calls it.
@@ -131,18 +131,16 @@ async def _read(aside: Aside, request: Request) -> tuple[bytes, str | None]:
     return (with_field(body, "model", meant) if meant and meant != named else body), meant
 
 
+@dataclass(slots=True)
 class _Place:
     """One of these requests at its worker; acts as a relay's dispatcher."""
 
-    def __init__(
-        self, aside: Aside, groups: Sequence[Group], scope: Scope, asked: ClientRequest
-    ) -> None:
-        self._aside = aside
-        self._groups = groups
-        self._scope = scope
-        self._asked = asked
-        self._port = aside.context.relay.port
-        self._worker: Worker | None = None
+    _aside: Aside
+    _groups: Sequence[Group]
+    _scope: Scope
+    _asked: ClientRequest
+    _port: DispatchPort
+    _worker: Worker | None = None
 
     def submit(self, request: PoolRequest) -> Waiter:
         worker = self._aside.choose(self._groups, request.avoid, request.lacks)

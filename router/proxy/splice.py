@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
 from typing import cast
@@ -36,23 +37,18 @@ _CLOSE = (b"connection", b"close")
 _CHUNKED = (b"transfer-encoding", b"chunked")
 
 
+@dataclass(slots=True)
 class HotPath:
     """Takes requests over from uvicorn; ``others``: who reads those that do not generate."""
 
-    def __init__(
-        self,
-        context: ServingContext,
-        requests: RequestLog,
-        others: Callable[[Scope], ServesOf | None] = lambda _: None,
-    ) -> None:
-        self.context = context
-        self.requests = requests
-        self._others = others
+    context: ServingContext
+    requests: RequestLog
+    others: Callable[[Scope], ServesOf | None] = lambda _: None
 
     def begin(self, cycle: RequestResponseCycle, tasks: set[asyncio.Task[None]]) -> Exchange | None:
         scope = cast(Scope, cycle.scope)
         hot = scope["path"] in ENDPOINTS and scope["method"] == "POST"
-        serves_of = relay_of if hot else self._others(scope)
+        serves_of = relay_of if hot else self.others(scope)
         return None if serves_of is None else Exchange(self, cycle, tasks, serves_of)
 
 

@@ -35,8 +35,9 @@ from router.core.forecast.forecast import WorkProfile
 from router.core.forecast.look_ahead import LookAhead
 from router.core.state.cluster import Cluster
 from router.core.state.worker import Worker
-from router.core.types import Dispatch, Outcome, Phase, Request, Snapshot, WorkerSpec
+from router.core.types import Dispatch, Outcome, Request, Snapshot, WorkerSpec
 from tests.support.cluster_model import Sent, Wire
+from tests.support.clusters import Phase, phase
 from tests.support.core import request
 from tests.support.engine_model import EngineModel
 
@@ -336,7 +337,7 @@ class ClusterMachine(RuleBasedStateMachine):
             mine = [sent for sent in self.alive if sent.worker == worker]
             assert self.cluster.worker(worker).in_flight == len(mine)
         for sent in self.alive:
-            assert self.cluster.phase(sent.request.id) is Phase.DECODING
+            assert phase(self.cluster, sent.request.id) is Phase.DECODING
 
     @invariant()
     def what_is_on_its_way_counts_in_full(self) -> None:

@@ -15,9 +15,10 @@ from router.core.policies.baselines import PerRequest, fcfs
 from router.core.policies.policy_protocol import Policy
 from router.core.state.cluster import Cluster
 from router.core.state.prefill_worker import PrefillWorker
-from router.core.types import Assignment, Dispatch, Outcome, Phase, Request, WorkerSpec, WorkerView
+from router.core.types import Assignment, Dispatch, Outcome, Request, WorkerSpec, WorkerView
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.interface import Deciding
+from tests.support.clusters import Phase, phase
 from tests.support.core import request, snapshot
 from tests.support.dispatching import dispatch_settings, play
 
@@ -141,7 +142,7 @@ class Story:
         elif waiter.exception() is not None:
             if asking.group == STAGE:
                 self.go_whole(asking)
-            assert self.cluster.phase(asking.id) is Phase.ENDED
+            assert phase(self.cluster, asking.id) is Phase.ENDED
         elif asking.group == STAGE:
             self.prefill(step, asking, waiter.result().id)
         else:
@@ -185,19 +186,19 @@ class Story:
         self.alive[again[0].id] = again
 
     def check(self) -> None:
-        phases = [self.cluster.phase(request_id) for request_id in self.alive]
+        phases = [phase(self.cluster, request_id) for request_id in self.alive]
         refused = sum(  # who will go whole, but has not yet
             waiter.done() and waiter.exception() is not None
             for request_id, (_, waiter) in self.alive.items()
-            if self.cluster.phase(request_id) is Phase.ARRIVED
+            if phase(self.cluster, request_id) is Phase.ARRIVED
         )
         groups = self.cluster.groups
         waiting = {name: len(decider.pool) for name, decider in self.port.deciders.items()}
         assert waiting[STAGE] + refused == groups[STAGE].line.waiting == phases.count(Phase.ARRIVED)
         assert waiting["default"] == groups["default"].line.waiting == phases.count(Phase.READY)
-        for name, phase in ((STAGE, Phase.PREFILLING), ("default", Phase.DECODING)):
+        for name, one in ((STAGE, Phase.PREFILLING), ("default", Phase.DECODING)):
             in_flight = sum(worker.in_flight for worker in groups[name].workers.values())
-            assert phases.count(phase) == in_flight
+            assert phases.count(one) == in_flight
         for name, group in groups.items():
             views = [worker.view(Dispatch.POOL) for worker in group.workers.values()]
             pending = sum(view.pending_prompt_tokens for view in views)
@@ -214,7 +215,7 @@ class Story:
         return sum(one.load_tokens for one in sent if one.id in computes)
 
     def is_sent(self, asking: Request) -> bool:
-        return self.cluster.phase(asking.id) in (Phase.PREFILLING, Phase.DECODING)
+        return phase(self.cluster, asking.id) in (Phase.PREFILLING, Phase.DECODING)
 
     @property
     def kept_tokens(self) -> int:

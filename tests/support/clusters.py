@@ -1,5 +1,7 @@
 """Clusters whose workers are up, and short ways to move them."""
 
+from enum import Enum
+
 from router.core.events import Arrived, Dispatched, SnapshotReceived, WorkerUp
 from router.core.state.cluster import Cluster
 from router.core.state.worker import Worker
@@ -11,6 +13,25 @@ def cluster_of(*specs: WorkerSpec) -> Cluster:
     for spec in specs or (WorkerSpec("a", ""), WorkerSpec("b", "")):
         cluster.apply(WorkerUp(spec.id))
     return cluster
+
+
+class Phase(Enum):
+    """Of a request in the router; one without a prefill stage is ready on arrival."""
+
+    ARRIVED = "arrived"
+    PREFILLING = "prefilling"
+    READY = "ready"
+    DECODING = "decoding"
+    ENDED = "ended"
+
+
+def phase(cluster: Cluster, request_id: str) -> Phase:
+    if not cluster.knows(request_id):
+        return Phase.ENDED
+    tracked = cluster._requests[request_id]
+    if cluster.groups[tracked.request.group].serves is None:
+        return Phase.READY if tracked.worker is None else Phase.DECODING
+    return Phase.ARRIVED if tracked.worker is None else Phase.PREFILLING
 
 
 def send(

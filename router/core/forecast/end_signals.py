@@ -6,6 +6,7 @@ No signal lets a request outlive its cap, and none uses the future.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -239,6 +240,7 @@ def _bucket(prompt_tokens: Ints) -> Ints:
     return np.minimum(np.maximum(bits, _SHORTEST), _LONGEST) - _SHORTEST
 
 
+@dataclass(slots=True, eq=False)
 class SkillMeter:
     """Brier skill of a signal's predictions of ends, ``steps`` ahead.
 
@@ -248,34 +250,31 @@ class SkillMeter:
     After ``memory`` outcomes an older one counts 1/e; ``evidence`` of each kind makes a result.
     """
 
-    def __init__(
-        self, steps: int = 16, sample: int = 512, memory: int = 16384, evidence: float = 16
-    ) -> None:
-        self._steps = steps
-        self._sample = sample
-        self._memory = memory
-        self._evidence = evidence
-        self._noted: dict[int, float] = {}
-        self._left = 0
-        self.due = True
-        self._fresh = np.zeros(3)
-        self._sums = np.zeros(3)
+    steps: int = 16
+    sample: int = 512
+    memory: int = 16384
+    evidence: float = 16
+    due: bool = True
+    _noted: dict[int, float] = field(default_factory=dict)
+    _left: int = 0
+    _fresh: Floats = field(default_factory=lambda: np.zeros(3))
+    _sums: Floats = field(default_factory=lambda: np.zeros(3))
 
     @property
     def skill(self) -> float | None:
         """At most 1; None with too few outcomes."""
         count, ends, errors = self._sums.tolist()
-        if min(ends, count - ends) < self._evidence:
+        if min(ends, count - ends) < self.evidence:
             return None
         return 1 - float(errors / (ends * (1 - ends / count)))
 
     def note(self, running: Running, signal: Signal) -> None:
         count, sample = len(running.id), running
-        if count > self._sample:
-            sample = running.take(slice(None, None, -(-count // self._sample)))
-        chances = signal.predict(sample, self._steps).chances(self._steps + 1)
+        if count > self.sample:
+            sample = running.take(slice(None, None, -(-count // self.sample)))
+        chances = signal.predict(sample, self.steps).chances(self.steps + 1)
         self._noted = dict(zip(sample.id.tolist(), (1 - chances[:, -1]).tolist(), strict=True))
-        self._left = self._steps
+        self._left = self.steps
         self.due = False
 
     def ended(self, departure: Departure) -> None:
@@ -294,7 +293,7 @@ class SkillMeter:
     def _close(self) -> None:
         chances = np.array(list(self._noted.values()))
         self._fresh += (len(chances), 0.0, np.square(chances).sum())
-        self._sums *= math.exp(-self._fresh[0] / self._memory)
+        self._sums *= math.exp(-self._fresh[0] / self.memory)
         self._sums += self._fresh
         self._fresh = np.zeros(3)
         self._noted = {}

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
 from msgspec import structs
@@ -61,7 +61,7 @@ def assign(
         first = in_turn[0]
         parts = first.requests[:1], first.requests[1:]
         in_turn[:1] = [first.of_same(part) for part in parts]
-    round_ = _Round(policy, workers, known, askable, late_since, backfill, memory=memory)
+    round_ = _Round(policy, workers, known, askable, late_since, backfill, memory)
     shares = [1.0] if len(in_turn) == 1 else _shares(in_turn, workers)
     done: list[Assignment] = []
     for tier, share in zip(in_turn, shares, strict=True):
@@ -73,47 +73,40 @@ def assign(
 _BESIDE = 128
 
 
+@dataclass(slots=True)
 class _Round:
     """The workers and what is known of them, as assignments change them.
 
     ``memory``: true if that of some worker is limited.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        workers: Sequence[WorkerView],
-        known: Known,
-        askable: Set[str],
-        late_since: float,
-        backfill: Backfill | None,
-        *,
-        memory: bool,
-    ) -> None:
-        self._policy = policy
-        self._askable = askable
-        self._late_since = late_since
-        self._workers = workers
-        self._known = known
-        self._backfill = backfill
-        self._limited = memory
-        self._at_first = workers
-        # The last answer, of which the state above knows nothing yet; the last tier, and all that
-        # has entered of it.
-        self._last: tuple[Sequence[Assignment], Tier] | None = None
-        self._served: tuple[Sequence[Assignment], Tier] = (), Tier.of(())
-        self._reserved: dict[str, Request] = {}  # by worker: the request for which it is
-        self._emptied: tuple[str, str] | None = None  # worker and adapter that no request joins
+    policy: Policy
+    workers: Sequence[WorkerView]
+    known: Known
+    askable: Set[str]
+    late_since: float
+    backfill: Backfill | None
+    memory: bool
+    _at_first: Sequence[WorkerView] = field(init=False)
+    # The last answer, of which the state above knows nothing yet; the last tier, and all that has
+    # entered of it.
+    _last: tuple[Sequence[Assignment], Tier] | None = None
+    _served: tuple[Sequence[Assignment], Tier] = (), Tier.of(())
+    _reserved: dict[str, Request] = field(default_factory=dict)  # by worker, for whom it is
+    _emptied: tuple[str, str] | None = None  # worker and adapter that no request joins
+
+    def __post_init__(self) -> None:
+        self._at_first = self.workers
 
     def serve(self, tier: Tier, share: float) -> Sequence[Assignment]:
         self._receive()
         self._empty_place(tier)
         done, before = self._served
-        if self._limited and len(done) < len(before):
+        if self.memory and len(done) < len(before):
             self._reserve(before.without(done))
         early: Sequence[Assignment] = ()
         first = tier.requests[:1]
-        if self._limited and first and first[0].arrival_s <= self._late_since:
+        if self.memory and first and first[0].arrival_s <= self.late_since:
             alone = tier.of_same(first)
             if self._lacking(alone) is not None:
                 early = self._beside(alone, share)
@@ -121,12 +114,12 @@ class _Round:
                     self._reserve(alone)
                 tier = tier.of_same(tier.requests[1:])
                 self._receive()
-        if self._backfill is None:
+        if self.backfill is None:
             done = self._ask(tier, self._offered(tier), share)
         else:
             share /= 1 + len(self._reserved)
             done = self._ask(tier, self._offered(tier), share)
-            self._backfill.taken({worker_id for _, worker_id in done})
+            self.backfill.taken({worker_id for _, worker_id in done})
             if self._reserved and len(done) < len(tier):
                 done = [*done, *self._beside(tier.without(done, _BESIDE), share)]
         self._served = done, tier
@@ -134,27 +127,27 @@ class _Round:
 
     def _ask(self, tier: Tier, workers: Sequence[WorkerView], share: float) -> Sequence[Assignment]:
         done: Sequence[Assignment] = ()
-        if any_fits(tier, workers, memory=self._limited):
-            if self._policy.solves:
-                self._policy.share = share
-            done = self._policy.assign(tier, workers, self._known)
-            check(done, tier, workers, memory=self._limited, busy_from=self._known.busy_from)
+        if any_fits(tier, workers, memory=self.memory):
+            if self.policy.solves:
+                self.policy.share = share
+            done = self.policy.assign(tier, workers, self.known)
+            check(done, tier, workers, memory=self.memory, busy_from=self.known.busy_from)
         self._last = done, tier
         return done
 
     def _beside(self, left: Tier, share: float) -> Sequence[Assignment]:
         """Let some of these enter reserved workers."""
         done: list[Assignment] = []
-        for place, worker_id in enumerate([worker.id for worker in self._workers]):
+        for place, worker_id in enumerate([worker.id for worker in self.workers]):
             self._receive()
-            request, worker = self._reserved.get(worker_id), self._workers[place]
-            if self._backfill is None or request is None or worker_id in self._closed(left):
+            request, worker = self._reserved.get(worker_id), self.workers[place]
+            if self.backfill is None or request is None or worker_id in self._closed(left):
                 continue
             views = self._at_first[place], worker
-            if (found := self._backfill.beside(request, views, place, left)) is None:
+            if (found := self.backfill.beside(request, views, place, left)) is None:
                 continue
             tier, memory = found
-            workers = [structs.replace(one, capacity=min(0, one.capacity)) for one in self._workers]
+            workers = [structs.replace(one, capacity=min(0, one.capacity)) for one in self.workers]
             unit = "admissible_tokens" if worker.kv is None else "admissible_blocks"
             capacity = worker.capacity - request.slots
             workers[place] = structs.replace(worker, capacity=capacity, **{unit: memory})
@@ -169,10 +162,10 @@ class _Round:
         self._last = None
         if tier is None or not done:
             return
-        self._workers = _after(done, tier, self._workers, self._known.hits)
-        if (outlook := self._known.outlook) is not None:
-            outlook = outlook.after(done, tier.by_id, self._workers)
-            self._known = replace(self._known, outlook=outlook)
+        self.workers = _after(done, tier, self.workers, self.known.hits)
+        if (outlook := self.known.outlook) is not None:
+            outlook = outlook.after(done, tier.by_id, self.workers)
+            self.known = replace(self.known, outlook=outlook)
 
     def _lacking(self, tier: Tier) -> Request | None:
         """The first that lacks memory, where workers are offered that have a slot."""
@@ -192,8 +185,8 @@ class _Round:
             return
         free = [one for one in self._offered(tier) if one.capacity > 0]
         worker_id: str | None = max(free, key=lambda worker: worker.admissible or 0).id
-        if self._backfill is not None:
-            worker_id = self._backfill.worker_for(lacking, self._at_first, free)
+        if self.backfill is not None:
+            worker_id = self.backfill.worker_for(lacking, self._at_first, free)
         if worker_id is not None:
             self._reserved[worker_id] = lacking
 
@@ -201,21 +194,21 @@ class _Round:
         """Closed and reserved workers have no capacity."""
         closed = self._closed(tier) | self._reserved.keys()
         if not closed:
-            return self._workers
+            return self.workers
         return [
             structs.replace(one, capacity=min(0, one.capacity)) if one.id in closed else one
-            for one in self._workers
+            for one in self.workers
         ]
 
     def _closed(self, tier: Tier) -> Set[str]:
         """Workers that the tier avoids, or that lack its model or a place for its adapter."""
         closed = tier.lacks
-        if tier.avoid and self._askable - tier.avoid - tier.lacks:
+        if tier.avoid and self.askable - tier.avoid - tier.lacks:
             closed = closed | tier.avoid
         if tier.adapter:
             closed = closed | {
                 one.id
-                for one in self._workers
+                for one in self.workers
                 if (one.id, tier.adapter) == self._emptied or not one.has_place(tier.adapter)
             }
         return closed
@@ -225,11 +218,11 @@ class _Round:
 
         The least number on a worker never grows so, and ends with its last request at the latest.
         """
-        late = tier.adapter and tier and tier[0].arrival_s <= self._late_since
+        late = tier.adapter and tier and tier[0].arrival_s <= self.late_since
         if self._emptied is not None or not late:
             return
-        able = self._askable - tier.lacks
-        workers = [one for one in self._workers if one.id in able]
+        able = self.askable - tier.lacks
+        workers = [one for one in self.workers if one.id in able]
         if not any(one.has_place(tier.adapter) for one in workers):
             taken = [(n, one.id, adapter) for one in workers for adapter, n in one.adapters.items()]
             self._emptied = min(taken)[1:] if taken else None

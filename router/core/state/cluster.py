@@ -18,7 +18,7 @@ from router.core.state.group import Group
 from router.core.state.prefill_worker import PrefillWorker
 from router.core.state.worker import Worker
 from router.core.step_time import StepTime
-from router.core.types import Outcome, Phase, Request, Sight, WorkerSpec
+from router.core.types import Outcome, Request, Sight, WorkerSpec
 
 
 @dataclass(slots=True)
@@ -80,13 +80,9 @@ class Cluster:
         if tracked.request.group != group:
             tracked.request = replace(tracked.request, group=group)
 
-    def phase(self, request_id: str) -> Phase:
-        tracked = self._requests.get(request_id)
-        if tracked is None:
-            return Phase.ENDED
-        if self.groups[tracked.request.group].serves is None:
-            return Phase.READY if tracked.worker is None else Phase.DECODING
-        return Phase.ARRIVED if tracked.worker is None else Phase.PREFILLING
+    def knows(self, request_id: str) -> bool:
+        """Whether it has come, and has not ended."""
+        return request_id in self._requests
 
     def prefill_group(self, name: str) -> Group | None:
         group = self.groups.get(name)

@@ -25,12 +25,11 @@ from router.core.types import (
     Dispatch,
     KvGroup,
     Outcome,
-    Phase,
     Request,
     WorkerSpec,
     WorkerView,
 )
-from tests.support.clusters import cluster_of, figures, send, show
+from tests.support.clusters import Phase, cluster_of, figures, phase, send, show
 from tests.support.core import part, request, running, snapshot, token
 
 
@@ -223,17 +222,17 @@ def test_a_request_is_where_it_was_sent_among_groups_with_one_line() -> None:
 def test_a_request_from_arrival_to_end() -> None:
     cluster, sent = cluster_of(), request(1)
     group = cluster.groups["default"]
-    assert cluster.phase(sent.id) is Phase.ENDED
+    assert phase(cluster, sent.id) is Phase.ENDED
     cluster.apply(Arrived(sent))
-    assert (cluster.phase(sent.id), group.line.waiting) == (Phase.READY, 1)
+    assert (phase(cluster, sent.id), group.line.waiting) == (Phase.READY, 1)
     cluster.apply(Dispatched(sent.id, "a"))
-    assert (cluster.phase(sent.id), group.line.waiting) == (Phase.DECODING, 0)
+    assert (phase(cluster, sent.id), group.line.waiting) == (Phase.DECODING, 0)
     cluster.apply(Returned(sent.id, sent := sent.again()))
-    assert (cluster.phase(sent.id), group.line.waiting) == (Phase.READY, 1)
+    assert (phase(cluster, sent.id), group.line.waiting) == (Phase.READY, 1)
     cluster.apply(Dispatched(sent.id, "b"))
     assert [figures(cluster.worker(i)) for i in "ab"] == [(0, 0, 0), (100, 1, 1)]
     cluster.apply(Ended(sent.id, Outcome.COMPLETED))
-    assert (cluster.phase(sent.id), group.line.waiting) == (Phase.ENDED, 0)
+    assert (phase(cluster, sent.id), group.line.waiting) == (Phase.ENDED, 0)
     assert figures(cluster.worker("b")) == (0, 0, 0)
 
 
@@ -254,7 +253,7 @@ def test_a_request_may_end_while_it_waits() -> None:
     cluster.apply(Arrived(sent))
     cluster.apply(Ended(sent.id, Outcome.EXPIRED))
     assert cluster.groups["default"].line.waiting == 0
-    assert cluster.phase(sent.id) is Phase.ENDED
+    assert phase(cluster, sent.id) is Phase.ENDED
 
 
 @pytest.mark.parametrize(

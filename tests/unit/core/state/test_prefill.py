@@ -24,9 +24,10 @@ from router.core.prefix.ids import ID_BYTES, chain, seed
 from router.core.state.cluster import Cluster
 from router.core.state.foreign_load import Gauges
 from router.core.state.prefill_worker import MEMORY_SHARE, PrefillWorker
-from router.core.types import Content, Dispatch, KvGroup, Outcome, Phase, Request, WorkerSpec
+from router.core.types import Content, Dispatch, KvGroup, Outcome, Request, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.interface import Deciding
+from tests.support.clusters import Phase, phase
 from tests.support.core import running, snapshot
 from tests.support.dispatching import dispatch_settings
 
@@ -96,17 +97,17 @@ def test_prefill_workers_are_in_nobodys_lockstep() -> None:
 def test_phases() -> None:
     made = cluster()
     made.apply(Arrived(Request(name(1), P, 50)))
-    assert made.phase(name(1)) is Phase.ARRIVED
+    assert phase(made, name(1)) is Phase.ARRIVED
     made.apply(Dispatched(name(1), "p"))
-    assert made.phase(name(1)) is Phase.PREFILLING
+    assert phase(made, name(1)) is Phase.PREFILLING
     ready = finish(made, 1, 50)
-    assert made.phase(name(1)) is Phase.ENDED
-    assert made.phase(ready) is Phase.READY
+    assert phase(made, name(1)) is Phase.ENDED
+    assert phase(made, ready) is Phase.READY
     assert (made.groups[P].line.waiting, made.groups["default"].line.waiting) == (0, 1)
     made.apply(Dispatched(ready, "d"))
-    assert made.phase(ready) is Phase.DECODING
+    assert phase(made, ready) is Phase.DECODING
     made.apply(Ended(ready, Outcome.COMPLETED))
-    assert made.phase(ready) is Phase.ENDED
+    assert phase(made, ready) is Phase.ENDED
 
 
 def test_a_worker_with_two_chunks_to_compute_is_given_no_more() -> None:
@@ -283,7 +284,7 @@ def test_a_request_may_go_whole_from_the_queue_or_back_to_it() -> None:
     made.apply(Dispatched(name(1, "r1"), "d"))
     made.apply(Returned(name(1, "r1"), Request(name(1, "r2"), P, 50)))
     assert (made.groups[P].line.waiting, made.groups["default"].line.waiting) == (1, 0)
-    assert made.phase(name(1, "r2")) is Phase.ARRIVED
+    assert phase(made, name(1, "r2")) is Phase.ARRIVED
 
 
 @pytest.mark.parametrize("source", ["snapshots", "metrics"])
