@@ -43,21 +43,12 @@ def create_admin(routes: Iterable[AddRoutes], keys: KeySource | None = None) -> 
 
 
 class AdminServer(uvicorn.Server):
-    """Serves until stopped; ``streams`` are closed before it waits for their connections."""
-
-    def __init__(self, app: ASGIApp, streams: Streams, tls: ssl.SSLContext | None) -> None:
-        config = server_config(app, HttpLimits(), grace_s=_GRACE_S, tls=tls, lifespan="off")
-        super().__init__(config)
-        self._streams = streams
+    """Serves until stopped."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Keep the main server's handlers."""
         yield
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._streams.close()
-        await super().shutdown(sockets)
 
 
 @contextlib.asynccontextmanager
@@ -71,11 +62,13 @@ async def serving(
     if listener is None:
         yield
         return
-    server = AdminServer(app, streams, tls)
+    config = server_config(app, HttpLimits(), grace_s=_GRACE_S, tls=tls, lifespan="off")
+    server = AdminServer(config)
     listener.listen()  # early clients wait in the queue
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield
     finally:
+        streams.close()  # the server waits for their connections
         server.should_exit = True
         await task

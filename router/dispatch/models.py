@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from router.core.errors import InvalidRequestError, NoWorkerError, UnknownModelError
@@ -44,38 +45,33 @@ class CachedModel(NamedTuple):
     tokenizer: str = ""  # folder of its tokenizer; empty: the router has none
 
 
+@dataclass(slots=True, eq=False)
 class ModelTable:
     """Models by group, also of workers that are down.
 
-    Args:
+    Attributes:
         aliases: further names; an alias precedes a model of the same name.
         tokenizers: folders by model; by an empty name for all others.
+        on_shared: called with all groups, those that serve a model together side by side, and with
+            the group of each model, when the former change.
+        divided: models that several lines serve: the first group of each.
+        absent: workers of a model's groups that lack it, by model.
+        adapters: names of LoRA adapters.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        aliases: Mapping[str, str] | None = None,
-        limits: RequestLimits = DEFAULT_LIMITS,
-        tokenizers: Mapping[str, str] | None = None,
-    ) -> None:
-        self.limits = limits
-        self.tokenizers = tokenizers or {}
-        # Called with all groups, those that serve a model together side by side, and with the group
-        # of each model, when the former change.
-        self.on_shared: Callable[[Lines, Mapping[str, str]], None] = lambda *_: None
-        self._together: dict[str, tuple[str, ...]] = {}
-        # Models that several lines serve: the first group of each.
-        self.divided: Mapping[str, Sequence[str]] = {}
-        # Workers of a model's groups that lack it, by model.
-        self.absent: Mapping[str, frozenset[str]] = {}
-        self.adapters: frozenset[str] = frozenset()  # names of LoRA adapters
-        self._cluster = cluster
-        self._aliases = aliases or {}
-        self._said: dict[str, tuple[str, Mapping[str, Card]]] = {}
-        self._last: dict[str, Mapping[str, Card]] = {}  # reports of groups without workers
-        self._group_of: dict[str, str] = {}
-        self._cards: dict[str, Card] = {}
+    cluster: Cluster
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    limits: RequestLimits = DEFAULT_LIMITS
+    tokenizers: Mapping[str, str] = field(default_factory=dict)
+    on_shared: Callable[[Lines, Mapping[str, str]], None] = lambda *_: None
+    divided: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    absent: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    adapters: frozenset[str] = frozenset()
+    _together: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _said: dict[str, tuple[str, Mapping[str, Card]]] = field(default_factory=dict)
+    _last: dict[str, Mapping[str, Card]] = field(default_factory=dict)  # of groups without workers
+    _group_of: dict[str, str] = field(default_factory=dict)
+    _cards: dict[str, Card] = field(default_factory=dict)
 
     @property
     def names(self) -> Sequence[str]:
@@ -87,22 +83,22 @@ class ModelTable:
         models = [{**self._cards[name], "id": name} for name in self.names]
         aliases = [
             {**self._cards[model], "id": alias, "root": model}
-            for alias, model in self._aliases.items()
+            for alias, model in self.aliases.items()
             if model in self._cards
         ]
-        return [card for card in models if card["id"] not in self._aliases] + aliases
+        return [card for card in models if card["id"] not in self.aliases] + aliases
 
     def tokens(self, group: str, text_bytes: int, parts: int = 0) -> int:
-        return self._cluster.groups[group].token_rate.tokens(text_bytes, parts)
+        return self.cluster.groups[group].token_rate.tokens(text_bytes, parts)
 
     def prefills(self, group: str, lacks: Set[str]) -> str | None:
         """None if all workers of the prefill group lack the model."""
-        prefills = self._cluster.prefill_group(group)
+        prefills = self.cluster.prefill_group(group)
         return None if prefills is None or prefills.workers.keys() <= lacks else prefills.name
 
     def learn(self, worker_id: str, cards: Mapping[str, Card]) -> None:
         """A model keeps its group while a worker there serves it."""
-        group = self._cluster.group_of(worker_id)
+        group = self.cluster.group_of(worker_id)
         name = (group.serves or group).name
         self._said[worker_id] = name, cards
         self._last.pop(name, None)
@@ -152,9 +148,9 @@ class ModelTable:
 
     def _draw_lines(self, serving: Iterable[Iterable[str]]) -> None:
         """Groups with a model in common, directly or by others between, have one line."""
-        prefills, before = self._cluster.prefill_group, self._together
+        prefills, before = self.cluster.prefill_group, self._together
         lines: dict[str, tuple[str, ...]] = {
-            each.name: (each.name,) for each in self._cluster.answering
+            each.name: (each.name,) for each in self.cluster.answering
         }
         for groups in serving:
             sharing = [lines[one] for one in groups if one in lines and prefills(one) is None]
@@ -179,7 +175,7 @@ class ModelTable:
 
     def groups(self, group: str) -> list[Group]:
         """Those that share its models, itself included."""
-        known = self._cluster.groups
+        known = self.cluster.groups
         return [known[name] for name in self.together(group) if name in known]
 
     def serving(self, model: str | None) -> list[Group]:
@@ -210,7 +206,7 @@ class ModelTable:
         lacks = self.absent.get(model or "", frozenset())
         lines = self.divided.get(model or "")
         group = self._least_full(lines, lacks) if lines else self._group_of.get(model or "")
-        if group not in self._cluster.groups:
+        if group not in self.cluster.groups:
             group = self.group(model)
         if lacks:
             check_served(model, lacks, self.askable(group))
@@ -252,7 +248,7 @@ class ModelTable:
         return others
 
     def resolve(self, name: str | None) -> str | None:
-        return name if name is None else self._aliases.get(name, name)
+        return name if name is None else self.aliases.get(name, name)
 
     def group(self, model: str | None) -> str:
         """Without a model, the only group.
@@ -277,11 +273,11 @@ class ModelTable:
         raise UnknownModelError(said, param="model")
 
     def _only(self) -> str | None:
-        groups = self._cluster.answering
+        groups = self.cluster.answering
         return groups[0].name if len(groups) == 1 else None
 
     def _forget(self) -> None:
-        groups = self._cluster.groups
+        groups = self.cluster.groups
         if any(group not in groups for group in self._group_of.values()):
             self._said = {i: said for i, said in self._said.items() if said[0] in groups}
             self._last = {name: cards for name, cards in self._last.items() if name in groups}

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import MutableSet
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -22,10 +23,11 @@ _LIVENESS = "liveness"
 _SERVICES = frozenset({"", "readiness", NAME})
 
 
+@dataclass(frozen=True, slots=True)
 class GrpcPort:
     """Serves gateways while ``run`` runs.
 
-    Args:
+    Attributes:
         address: host and port.
         certificate: certificate and key as PEM; None: without TLS.
         tasks: of open requests; the server waits for them at its end.
@@ -33,41 +35,35 @@ class GrpcPort:
         most_bytes: of a request's body.
     """
 
-    def __init__(
-        self,
-        picks: Picks,
-        address: str,
-        certificate: tuple[bytes, bytes | None] | None,
-        tasks: MutableSet[Any],
-        most_wait_s: float,
-        most_bytes: int,
-    ) -> None:
-        self._picks = picks
-        self._address = address
-        self._certificate = certificate
-        self._processor = ExternalProcessor(picks, tasks, most_wait_s, most_bytes)
-        # A message may hold a whole body, one that is refused too, or an answer's.
-        self._longest = ("grpc.max_receive_message_length", 2 * most_bytes + 2**20)
-        self._log = AccessLog(picks)
+    picks: Picks
+    address: str
+    certificate: tuple[bytes, bytes | None] | None
+    tasks: MutableSet[Any]
+    most_wait_s: float
+    most_bytes: int
 
     async def run(self) -> None:
-        server = grpc.aio.server(options=(("grpc.so_reuseport", 0), self._longest))
-        add_ExternalProcessorServicer_to_server(self._processor, server)
-        add_AccessLogServiceServicer_to_server(self._log, server)
+        # A message may hold a whole body, one that is refused too, or an answer's.
+        longest = ("grpc.max_receive_message_length", 2 * self.most_bytes + 2**20)
+        server = grpc.aio.server(options=(("grpc.so_reuseport", 0), longest))
+        bounds = self.most_wait_s, self.most_bytes
+        processor = ExternalProcessor(self.picks, self.tasks, *bounds)
+        add_ExternalProcessorServicer_to_server(processor, server)
+        add_AccessLogServiceServicer_to_server(AccessLog(self.picks), server)
         # Not by the generated function: a call that is not served would be an error in the log.
         check = grpc.unary_unary_rpc_method_handler(
             self._check, HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
         )
         health = grpc.method_handlers_generic_handler(_HEALTH, {"Check": check})
         server.add_generic_rpc_handlers((health,))
-        if self._certificate is None:
-            server.add_insecure_port(self._address)
+        if self.certificate is None:
+            server.add_insecure_port(self.address)
         else:
-            cert, key = self._certificate
+            cert, key = self.certificate
             shown = grpc.ssl_server_credentials(((key or cert, cert),))
-            server.add_secure_port(self._address, shown)
+            server.add_secure_port(self.address, shown)
         await server.start()
-        log.info("gRPC for gateways: %s", self._address)
+        log.info("gRPC for gateways: %s", self.address)
         try:
             await server.wait_for_termination()
         finally:
@@ -77,6 +73,6 @@ class GrpcPort:
         """SERVING or not; a router that does not decide is not asked."""
         if asked.service not in (_LIVENESS, *_SERVICES):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {asked.service!r}")
-        well = asked.service == _LIVENESS or self._picks.ready
+        well = asked.service == _LIVENESS or self.picks.ready
         state = HealthCheckResponse.SERVING if well else HealthCheckResponse.NOT_SERVING
         return HealthCheckResponse(status=state)
