@@ -80,7 +80,7 @@ class StepTime:
 
     @property
     def prompts_known(self) -> bool:
-        """Whether steps have shown what a prompt token costs."""
+        """Whether it is known what a prompt token costs, or that it costs nothing."""
         return True
 
     @property

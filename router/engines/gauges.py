@@ -71,14 +71,6 @@ class _Engine(PolledEngine):
     complained: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class GaugeSettings:
-    """As ``router.config`` declares them."""
-
-    metrics_interval_s: float
-    health_timeout_s: float
-
-
 class GaugeReader(Poller[_Engine]):
     """Polls ``/metrics`` of engines with a worker whose state has no better source (``wanted``)."""
 
@@ -90,15 +82,16 @@ class GaugeReader(Poller[_Engine]):
         apply: Callable[[GaugesReceived], None],
         wanted: Callable[[str], bool],
         clock: Callable[[], float],
-        settings: GaugeSettings,
+        timeout_s: float,
+        interval_s: float,
     ) -> None:
         self.reads = 0
         self.failed_reads = 0
         self._apply = apply
         self._wanted = wanted
         self._clock = clock
-        self.settings = settings
-        super().__init__(specs, settings.health_timeout_s)
+        self.interval_s = interval_s
+        super().__init__(specs, timeout_s)
 
     async def _watch(self, engine: _Engine) -> None:
         while True:
@@ -107,7 +100,7 @@ class GaugeReader(Poller[_Engine]):
                     await self._read(engine)
             except Exception:
                 log.exception("%s: reading the gauges broke", engine.url)
-            await asyncio.sleep(self.settings.metrics_interval_s)
+            await asyncio.sleep(self.interval_s)
 
     async def _read(self, engine: _Engine) -> None:
         self.reads += 1

@@ -15,7 +15,7 @@ from router.core.errors import ConfigError, SnapshotError
 from router.core.events import CacheTold
 from router.core.prefix.kv_events import KvEventStream, decode_events
 from router.core.types import Snapshot, WorkerSpec
-from router.engines.zmq_reader import Socket, SocketReader, new_context, new_socket
+from router.engines.zmq_reader import Socket, SocketReader, new_context, new_socket, one_by_one
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,8 @@ class KvEventReader:
             replay = self._socket(context, zmq.DEALER, spec.kv_replay)
         engine = self._engines[spec.id] = _Engine(spec, published, replay)
         for socket in engine.sockets:
-            self._sockets.watch(socket, partial(self._read, engine, socket))
+            take = partial(self._take, engine, socket is replay)
+            self._sockets.watch(socket, one_by_one(socket, take))
         self._ask(engine)
 
     def _socket(self, context: zmq.Context[Socket], kind: int, endpoint: str) -> Socket:
@@ -109,16 +110,9 @@ class KvEventReader:
             raise ConfigError(f"KV events {endpoint!r}: {error}") from error
         return socket
 
-    def _read(self, engine: _Engine, socket: Socket) -> bool:
-        """Take one message; True if there may be more."""
-        if socket.closed:
-            return False
+    def _take(self, engine: _Engine, repeated: bool, frames: list[bytes]) -> None:
         try:
-            frames = socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        try:
-            for snapshot in self._heard(engine, frames, repeated=socket is engine.replay):
+            for snapshot in self._heard(engine, frames, repeated=repeated):
                 engine.told = True
                 self._apply(CacheTold(engine.worker_id, snapshot, self._clock()))
         except Exception as error:  # noqa: BLE001 - it must not break a round
@@ -127,7 +121,6 @@ class KvEventReader:
                 engine.complained = True
                 log.warning("%s: %s", engine.worker_id, error)
         self._ask(engine)
-        return True
 
     def _heard(self, engine: _Engine, frames: list[bytes], *, repeated: bool) -> Iterator[Snapshot]:
         stream = engine.stream

@@ -27,7 +27,7 @@ from router.core.types import Snapshot, WorkerSpec
 from router.core.wire import BudgetMessage, decode, encode, epoch_of
 from router.engines.curve_keys import KeyPair
 from router.engines.worker_identity import given_names
-from router.engines.zmq_reader import Socket, SocketReader, new_context, new_socket
+from router.engines.zmq_reader import Socket, SocketReader, new_context, new_socket, one_by_one
 from router.engines.zmq_streams import FULL_INTERVAL_S, SILENCE_S, Channel, Stream
 
 log = logging.getLogger(__name__)
@@ -164,8 +164,9 @@ class SnapshotClient:
         channel.streams.append(stream)
         if spec.server_key is not None:
             stream.monitor = dealer.get_monitor_socket(_HANDSHAKES)
-            self.sockets.watch(stream.monitor, partial(self._observe, stream, stream.monitor))
-        self.sockets.watch(dealer, partial(self._take_answer, stream))
+            observed = one_by_one(stream.monitor, partial(self._observe, stream))
+            self.sockets.watch(stream.monitor, observed)
+        self.sockets.watch(dealer, one_by_one(dealer, partial(self._take_answer, stream)))
         stream.dial()
         self._ask(stream)
         self._look(stream)
@@ -193,20 +194,13 @@ class SnapshotClient:
             self.sockets.forget(stream.channel.socket)
             stream.channel.socket.close(linger=0)
 
-    def _observe(self, stream: Stream, monitor: Socket) -> bool:
-        if monitor.closed:
-            return False
-        try:
-            told = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
-        except zmq.Again:
-            return False
-        if told["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+    def _observe(self, stream: Stream, frames: list[bytes]) -> None:
+        if parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             stream.problem = None if stream.problem == _KEYS_DIFFER else stream.problem
         else:
             self.handshakes_failed += 1
             stream.problem = _KEYS_DIFFER
             self._say_once(stream.name, _KEYS_DIFFER)
-        return True
 
     def _take_turns(self, channel: Channel) -> bool:
         """Process up to one message per worker; True if there may be more."""
@@ -225,18 +219,11 @@ class SnapshotClient:
                     self._introduce(channel)
         return more
 
-    def _take_answer(self, stream: Stream) -> bool:
-        if stream.dealer.closed:
-            return False
-        try:
-            message = stream.dealer.recv(_NOBLOCK)
-        except zmq.Again:
-            return False
+    def _take_answer(self, stream: Stream, frames: list[bytes]) -> None:
         stream.hear(self._clock())
-        snapshot = self._decode(message, stream)
+        snapshot = self._decode(frames[0], stream)
         if snapshot is not None:
             self._receive(stream, snapshot)
-        return True
 
     def _look(self, stream: Stream) -> None:
         now_s = self._clock()

@@ -65,6 +65,22 @@ def new_socket(
     return socket
 
 
+def one_by_one(socket: Socket, take: Callable[[list[bytes]], None]) -> Reader:
+    """A reader that takes a message's frames at a time."""
+
+    def read() -> bool:
+        if socket.closed:
+            return False
+        try:
+            frames = socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        take(frames)
+        return True
+
+    return read
+
+
 class SocketReader:
     """Calls the readers of sockets that have messages; ``awaited``: whether requests wait."""
 

@@ -32,19 +32,15 @@ class DataPlane(StrEnum):
     """FastAPI, as for all others."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndingSettings:
-    """Times of the shutdown, as ``router.config`` declares them."""
+@dataclass(slots=True)
+class Lifecycle:
+    """The end of a port, with its times as ``router.config`` declares them.
+
+    ``draining``: balancers are warned off, requests still served; ``closed``: none is taken.
+    """
 
     drain_delay_s: float
     grace_s: float
-
-
-@dataclass(slots=True)
-class Lifecycle:
-    """``draining``: balancers are warned off, requests still served; ``closed``: none is taken."""
-
-    settings: EndingSettings
     draining: bool = False
     closed: bool = False
     on_drain: Callable[[], None] = lambda: None

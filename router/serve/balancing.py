@@ -3,7 +3,6 @@
 import logging
 import time
 from collections import Counter
-from dataclasses import dataclass
 from functools import lru_cache
 
 from router.config.live import Part
@@ -21,52 +20,42 @@ from router.dispatch.interface import Deciding
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class DecidingSettings:
-    """A change discards what policies and look-ahead have learned."""
-
-    policy: str
-    seed: int
-    solver_ms: float
-    lookahead: str
-    horizon: int | None
-    discount: float | None
-    tie_weight: float | None
-
-    @property
-    def look_ahead(self) -> LookAhead:
-        """Its work profile is learned from here on."""
-        profile = WorkProfile()
-        signal = SIGNALS[self.lookahead](profile)
-        return LookAhead(signal, profile, self.horizon, self.discount, self.tie_weight)
+# A change of these discards what policies and look-ahead have learned.
+_DECIDING = ("policy", "seed", "solver_ms", "lookahead", "horizon", "discount", "tie_weight")
 
 
 def deciding(settings: ServeSettings) -> Deciding:
     """By the configured policy."""
-    choice = settings.of(DecidingSettings)
     moves, decoding = DEFAULT_MOVES, [spec for spec in settings.workers if spec.role != "prefill"]
-    if choice.policy == "bfio" and decoding:
+    if settings.policy == "bfio" and decoding:
         # What the solver's time allows on this machine, for the largest group.
         workers = max(Counter(spec.group for spec in decoding).values())
-        moves = _measured(choice.solver_ms, workers, decoding[0].slots or DEFAULT_SLOTS)
-    chosen = PolicySettings(seed=choice.seed, moves=moves)
-    row = POLICIES[choice.policy]
+        moves = _measured(settings.solver_ms, workers, decoding[0].slots or DEFAULT_SLOTS)
+    chosen = PolicySettings(seed=settings.seed, moves=moves)
+    row = POLICIES[settings.policy]
     return Deciding(
         lambda: row.make(chosen),
         lambda: POLICIES["least_tokens"].make(chosen),
-        lambda: choice.look_ahead if row.looks_ahead else None,
+        lambda: _look_ahead(settings) if row.looks_ahead else None,
     )
+
+
+def _look_ahead(settings: ServeSettings) -> LookAhead:
+    """Its work profile is learned from here on."""
+    profile = WorkProfile()
+    signal = SIGNALS[settings.lookahead](profile)
+    return LookAhead(signal, profile, settings.horizon, settings.discount, settings.tie_weight)
 
 
 def balancing(settings: ServeSettings, dispatcher: Dispatcher) -> Part:
     """Reloadable policy and limits."""
-    in_force = settings.of(DecidingSettings)
+    in_force = settings
 
     def take(settings: ServeSettings) -> None:
         nonlocal in_force
-        if settings.of(DecidingSettings) != in_force:
+        if any(getattr(settings, name) != getattr(in_force, name) for name in _DECIDING):
             dispatcher.decide_by(deciding(settings))
-            in_force = settings.of(DecidingSettings)
+        in_force = settings
         dispatcher.fix_step_time(settings.fixed_step_time)
         dispatcher.bound_prompts_by(settings.prompt_rule)
         dispatcher.configure(settings.of(DispatchSettings))

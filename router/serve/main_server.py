@@ -80,7 +80,7 @@ class MainServer(uvicorn.Server):
         await self._asked.wait()
         reloading.cancel()
         systemd.notify("STOPPING=1")
-        delay_s = self._lifecycle.settings.drain_delay_s
+        delay_s = self._lifecycle.drain_delay_s
         self._lifecycle.drain()
         # All answers that have not begun share this list.
         self.server_state.default_headers.append((b"connection", b"close"))
@@ -89,7 +89,7 @@ class MainServer(uvicorn.Server):
             await asyncio.wait_for(self._hurried.wait(), delay_s)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        state, grace_s = self.server_state, self._lifecycle.settings.grace_s
+        state, grace_s = self.server_state, self._lifecycle.grace_s
         self._lifecycle.closed = True
         self._close_listeners(sockets or [])
         log.info("ending: %d open answers may go on for %g s", len(state.tasks), grace_s)

@@ -40,7 +40,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.group_queue import DispatchSettings
 from router.dispatch.membership import Fleet
 from router.dispatch.models import ModelTable
-from router.engines.gauges import GaugeReader, GaugeSettings
+from router.engines.gauges import GaugeReader
 from router.engines.health_checks import HealthMonitor, HealthSettings
 from router.engines.http_client import HttpClient
 from router.engines.kv_event_reader import KvEventReader
@@ -50,7 +50,7 @@ from router.engines.worker_identity import SharedUrls
 from router.file_limit import allow_connections
 from router.http import uvicorn_api
 from router.http.listening import server_config, url
-from router.http.port import DataPlane, EndingSettings, Lifecycle
+from router.http.port import DataPlane, Lifecycle
 from router.http.refusal import HttpCounts
 from router.http.tls import peer_context
 from router.kubernetes import Kubernetes
@@ -123,7 +123,7 @@ class Router:
         self.clock = time.monotonic
         self._tls, self._admin = tls, admin
         self._start_s = settings.health_timeout_s
-        self.lifecycle = Lifecycle(settings.of(EndingSettings))
+        self.lifecycle = Lifecycle(settings.drain_delay_s, settings.grace_s)
         # Who may enter, and who goes to which worker.
         self.access = Access(settings, self.clock)
         self.door = self.access.door
@@ -207,7 +207,8 @@ class Router:
             dispatcher.apply,
             lambda worker_id: cluster.worker(worker_id).gauges_wanted,
             self.clock,
-            settings.of(GaugeSettings),
+            settings.health_timeout_s,
+            settings.metrics_interval_s,
         )
         self.agents = PowerAgents(specs, dispatcher.apply, self.clock, keys)
         self.urls = SharedUrls(specs)
@@ -246,10 +247,11 @@ class Router:
     def _take(self, settings: ServeSettings) -> None:
         self.fleet.change(self._workers(settings), settings.lockstep)
         self.health.settings = settings.of(HealthSettings)
-        self.gauges.settings = settings.of(GaugeSettings)
+        self.gauges.interval_s = settings.metrics_interval_s
         self.relay.settings = settings.of(RelaySettings)
         self.recorder.change(_recorded(settings))
-        self.lifecycle.settings = settings.of(EndingSettings)
+        self.lifecycle.drain_delay_s = settings.drain_delay_s
+        self.lifecycle.grace_s = settings.grace_s
 
     def _show(self) -> None:
         self.problem = self.snapshots.problem

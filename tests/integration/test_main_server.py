@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.api.front import Front
 from router.http.listening import listen, server_config
-from router.http.port import EndingSettings, HttpLimits, Lifecycle
+from router.http.port import HttpLimits, Lifecycle
 from router.proxy.request_log import RequestLog
 from router.serve.main_server import MainServer
 from tests.support.scripted import TIMEOUT_S, until
@@ -41,7 +41,7 @@ async def quick(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def test_who_is_connected_when_the_port_closes_is_heard() -> None:
-    async with serving(quick, Lifecycle(EndingSettings(0.0, 30.0))) as (server, listener, _):
+    async with serving(quick, Lifecycle(0.0, 30.0)) as (server, listener, _):
         with socket.create_connection(listener.getsockname()) as client:
             client.sendall(REQUEST)
             client.setblocking(False)
@@ -64,7 +64,7 @@ async def test_who_does_not_read_is_not_waited_for() -> None:
         finally:
             ended.set()
 
-    async with serving(endless, Lifecycle(EndingSettings(0.0, 0.1))) as (server, listener, task):
+    async with serving(endless, Lifecycle(0.0, 0.1)) as (server, listener, task):
         with socket.create_connection(listener.getsockname()) as client:
             client.sendall(REQUEST)
             await until(lambda: any(one.flow.write_paused for one in connections(server)))

@@ -19,7 +19,7 @@ from engine_patches.plugin.settings import Settings
 from router.core.events import GaugesReceived
 from router.core.state.foreign_load import Gauges
 from router.core.types import WorkerSpec
-from router.engines.gauges import GaugeReader, GaugeSettings
+from router.engines.gauges import GaugeReader
 from tests.support.chaos import SLOTS, body, workers_of
 from tests.support.engine import metric
 from tests.support.fleet import running_fleet
@@ -41,7 +41,8 @@ class Reader:
             self.arrived.put_nowait,
             self.wanted.__contains__,
             lambda: 42.0,
-            GaugeSettings(0.01, timeout_s),
+            timeout_s,
+            0.01,
         )
 
     async def __aenter__(self) -> Reader:

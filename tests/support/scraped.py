@@ -13,7 +13,7 @@ from router.core.state.cluster import Cluster
 from router.core.types import RunningRequest, Snapshot, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.interface import Deciding
-from router.engines.gauges import GaugeReader, GaugeSettings
+from router.engines.gauges import GaugeReader
 from router.engines.health_checks import HealthMonitor, HealthSettings
 from router.engines.kv_event_reader import KvEventReader
 from router.engines.power_agents import PowerAgents
@@ -56,9 +56,7 @@ class Bench:
         self.health = HealthMonitor(
             specs, apply, lambda *_: None, lambda _: None, ServeSettings().of(HealthSettings)
         )
-        self.gauges = GaugeReader(
-            specs, apply, lambda _: False, lambda: self.now_s, GaugeSettings(1, 1)
-        )
+        self.gauges = GaugeReader(specs, apply, lambda _: False, lambda: self.now_s, 1, 1)
         self.agents = PowerAgents(specs, apply, lambda: self.now_s)
         self.limits = KeyLimits()
         kv_events = KvEventReader([], apply, bool, lambda: self.now_s, self.snapshots.sockets)

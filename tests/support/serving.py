@@ -29,7 +29,7 @@ from router.dispatch.interface import Deciding
 from router.dispatch.models import ModelTable
 from router.engines.http_client import HttpClient, Response
 from router.http.listening import server_config
-from router.http.port import DataPlane, EndingSettings, HttpLimits, Lifecycle
+from router.http.port import DataPlane, HttpLimits, Lifecycle
 from router.pick.picks import Picks
 from router.proxy.attempts import Attempts
 from router.proxy.context import RelayContext, RelaySettings
@@ -136,7 +136,7 @@ class _Context:
     relay: RelayContext
     door: Door | None
     clock: Clock = time.monotonic
-    lifecycle: Lifecycle = field(default_factory=lambda: Lifecycle(EndingSettings(0.0, 30.0)))
+    lifecycle: Lifecycle = field(default_factory=lambda: Lifecycle(0.0, 30.0))
 
     async def metrics(self) -> bytes:
         return b"metric 1\n"

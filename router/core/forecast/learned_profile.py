@@ -55,7 +55,7 @@ def learned(before: WorkProfile, cost: StepTime | None, shown: Shown) -> WorkPro
         unit = max(unit, cost.per_request_s / _MOST, cost.per_prompt_token_s / _MOST)
         request = _ratio(request, cost.per_request_s, by_request, unit, token, _LEAST_REQUEST)
         prompt = _ratio(prompt, cost.per_prompt_token_s, by_prompt, unit, token, _LEAST_PROMPT)
-    if shown.prompts and not tells_of_prompts(cost):
+    if shown.prompts and not (cost is not None and cost.prompts_known):
         prompt = prompt or PROMPT_RATIO
     return replace(
         before,
@@ -68,13 +68,6 @@ def learned(before: WorkProfile, cost: StepTime | None, shown: Shown) -> WorkPro
             before.prefill_chunk if _near(before.prefill_chunk, shown.chunk) else shown.chunk
         ),
     )
-
-
-def tells_of_prompts(cost: StepTime | None) -> bool:
-    """Whether it is known what a prompt token costs, or that it costs nothing."""
-    if isinstance(cost, FittedStepTime):
-        return "per_prompt_token_s" in cost.known
-    return cost is not None
 
 
 _Interval = tuple[float, float]

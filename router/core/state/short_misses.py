@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from router.core.forecast.learned_profile import tells_of_prompts
 from router.core.state.prefill_worker import PrefillWorker
 from router.core.types import Dispatch, Hits, Request
 
@@ -37,7 +36,7 @@ def sooner_at(request: Request, group: Group) -> str | None:
     every = sum(view.requests for view in views)
     for view, cached in zip(views, hits(request), strict=True):
         any_s = each_s = 0.0
-        if cost is not None and tells_of_prompts(cost):
+        if cost is not None and cost.prompts_known:
             any_s, each_s = cost.prompts_s(cached)
         each_s = each_s or token_s
         longer_s = any_s + each_s * (request.prompt_tokens - cached)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.http.port import EndingSettings, Lifecycle, is_loopback
+from router.http.port import Lifecycle, is_loopback
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,8 @@ def test_names_that_others_may_reach(host: str) -> None:
 
 def test_the_drain_is_told_once_it_begins() -> None:
     told: list[bool] = []
-    lifecycle = Lifecycle(EndingSettings(drain_delay_s=0.0, grace_s=1.0))
+    lifecycle = Lifecycle(drain_delay_s=0.0, grace_s=1.0)
     lifecycle.drain()  # nobody asked to be told
-    lifecycle = Lifecycle(lifecycle.settings, on_drain=lambda: told.append(lifecycle.draining))
+    lifecycle = Lifecycle(0.0, 1.0, on_drain=lambda: told.append(lifecycle.draining))
     lifecycle.drain()
     assert told == [True]
