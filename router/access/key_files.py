@@ -36,14 +36,10 @@ class KeySource:
         return 1.0 if key is None else key.weight
 
 
-def keys_wanted(file: str | None) -> bool:
-    """Whether clients must send keys."""
-    return file is not None or bool(os.environ.get(KEYS_VARIABLE))
-
-
-def key_source(file: str | None) -> KeySource | None:
-    """Keys of a file, if there is one."""
-    return None if file is None else KeySource(file)
+def key_source(file: str | None, variable: str | None = None) -> KeySource | None:
+    """Keys of a file or a variable, if either is given."""
+    given = file is not None or (variable is not None and os.environ.get(variable))
+    return KeySource(file, variable) if given else None
 
 
 def read_key(file: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastapi import FastAPI, Response
@@ -23,16 +24,16 @@ _RECONNECT = b"retry: 1000\n\n"
 _HEARTBEAT = b": still here\n\n"
 
 
+@dataclass
 class Ticker:
     """Sends the same states to all viewers, read once each, and only while there are viewers."""
 
-    def __init__(self, render: Callable[[], bytes], streams: Streams, interval_s: float) -> None:
-        self._render = render
-        self._streams = streams
-        self._interval_s = interval_s
-        self._viewers: set[Stream] = set()
-        self._ticking: asyncio.Task[None] | None = None
-        self._last = b""
+    _render: Callable[[], bytes]
+    _streams: Streams
+    _interval_s: float
+    _viewers: set[Stream] = field(default_factory=set)
+    _ticking: asyncio.Task[None] | None = None
+    _last: bytes = b""
 
     def watch(self) -> Stream:
         viewer = self._streams.open(_ROOM, self._viewers.discard)

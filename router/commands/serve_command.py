@@ -1,12 +1,11 @@
 """``evenstep serve``: reads the settings from all sources and starts the server."""
 
-from functools import partial
 from typing import Annotated
 
 import typer
 
 from router import systemd
-from router.config.flags import ConfigFile, given_settings, read_settings, usable, with_flags
+from router.config.flags import ConfigFile, given_settings, usable, with_flags
 from router.config.setting_sources import to_toml
 
 
@@ -30,7 +29,7 @@ def serve(
     else:
         from router.serve.router import run
 
-        run(usable(settings), partial(read_settings, context, config))
+        run(usable(settings), lambda: usable(given_settings(context, config)))
 
 
 with_flags(serve)

@@ -72,11 +72,6 @@ def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
     )
 
 
-def read_settings(context: typer.Context, config: Path | None) -> ServeSettings:
-    """``given_settings``, which a router can start with."""
-    return usable(given_settings(context, config))
-
-
 def usable(settings: ServeSettings) -> ServeSettings:
     """The settings if a router can start with them; else ConfigError."""
     if not settings.workers and not settings.discover:

@@ -111,12 +111,12 @@ class _Entry(msgspec.Struct):
 _engines = msgspec.json.Decoder(dict[str, _Entry])
 
 
+@dataclass
 class Bootstraps:
     """Cache of engine ids; a failure clears an entry: a new engine has a new id."""
 
-    def __init__(self, client: HttpClient) -> None:
-        self._client = client
-        self._ids: dict[str, str] = {}
+    _client: HttpClient
+    _ids: dict[str, str] = field(default_factory=dict)
 
     def forget(self, worker_id: str) -> None:
         self._ids.pop(worker_id, None)

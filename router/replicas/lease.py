@@ -1,5 +1,6 @@
 """A Kubernetes Lease as the replicas' lock."""
 
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,24 +12,21 @@ from router.replicas.leading import running_clock
 _CONFLICT, _NOT_FOUND = 409, 404
 
 
+@dataclass
 class LeaseLock:
     """Written by compare-and-swap: the API refuses what is based on an older version."""
 
-    def __init__(
-        self,
-        api: Kubernetes,
-        namespace: str,
-        name: str,
-        lease_s: int,
-        clock: Clock = running_clock,
-    ) -> None:
-        self.lease_s: float = lease_s
-        self._api = api
-        self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self._name = name
-        self._clock = clock
-        self._candidate = Candidate()
-        self._own: dict[str, Any] | None = None  # as last written here
+    _api: Kubernetes
+    _namespace: str
+    _name: str
+    lease_s: float
+    _clock: Clock = running_clock
+    _candidate: Candidate = field(default_factory=Candidate)
+    _own: dict[str, Any] | None = None  # as last written here
+
+    @property
+    def _folder(self) -> str:
+        return f"/apis/coordination.k8s.io/v1/namespaces/{self._namespace}/leases"
 
     @property
     def period_s(self) -> float:

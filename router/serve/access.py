@@ -1,13 +1,7 @@
 import logging
 
 from router.access.door import Door
-from router.access.key_files import (
-    KEYS_VARIABLE,
-    KeySource,
-    key_source,
-    keys_wanted,
-    warn_of_readers,
-)
+from router.access.key_files import KEYS_VARIABLE, KeySource, key_source, warn_of_readers
 from router.access.key_limits import KeyLimits
 from router.access.key_ring import KeyRing
 from router.config.live import Part
@@ -25,8 +19,7 @@ class Access:
     """
 
     def __init__(self, settings: ServeSettings, clock: Clock) -> None:
-        wanted = keys_wanted(settings.api_key_file)
-        self.clients = KeySource(settings.api_key_file, KEYS_VARIABLE) if wanted else None
+        self.clients = key_source(settings.api_key_file, KEYS_VARIABLE)
         self.operators = key_source(settings.admin_key_file)
         self.limits = KeyLimits()
         self._clock = clock

@@ -22,12 +22,10 @@ class PolicySettings:
     """Settings of a policy.
 
     Attributes:
-        tie_weight: mu of BF-IO's quadratic term without an outlook, in 1/tokens.
         moves: budget of BF-IO's local search per decision.
     """
 
     seed: int = 0
-    tie_weight: float = 0.1
     moves: int = DEFAULT_MOVES
 
 
@@ -53,7 +51,7 @@ POLICIES: Mapping[str, PolicyRow] = {
         "least time added at the barrier, by prompt to compute and load, at their learned cost",
     ),
     "bfio": PolicyRow(
-        lambda settings: BfIo(settings.tie_weight, settings.moves),
+        lambda settings: BfIo(moves=settings.moves),
         "the whole pool at once, so that the most loaded worker waits least for the others",
         looks_ahead=True,
     ),

@@ -142,11 +142,6 @@ class Prefixes:
         return len(self._guesses)
 
     @property
-    def answers(self) -> int:
-        """Number of requests whose answers are kept."""
-        return len(self._answers)
-
-    @property
     def memory_bytes(self) -> int:
         """Memory of the index, and of what is known of texts."""
         texts = sum(text.memory_bytes for text in self._texts.values())

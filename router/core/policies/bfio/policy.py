@@ -29,13 +29,13 @@ class BfIo(Policy):
     """Assigns the pool jointly.
 
     Args:
-        tie_weight: mu without an outlook, in 1/tokens.
+        tie_weight: mu of the quadratic term without an outlook, in 1/tokens.
         moves: budget of the local search per round, in computed costs.
     """
 
     solves = True
 
-    def __init__(self, tie_weight: float, moves: int = DEFAULT_MOVES) -> None:
+    def __init__(self, tie_weight: float = 0.1, moves: int = DEFAULT_MOVES) -> None:
         self._tie_weight = tie_weight
         self._moves = moves
 

@@ -180,7 +180,7 @@ def test_what_waits_no_more_is_not_watched() -> None:
     assert told.prefixes._watched
     told.prefixes.forget(token(2))
     assert not told.prefixes._watched
-    assert not told.prefixes.answers
+    assert not told.prefixes._answers
 
 
 def test_answers_are_bounded() -> None:
@@ -188,7 +188,7 @@ def test_answers_are_bounded() -> None:
     told.delta("a", blocks(0, 4))
     for number in range(5):
         assert told.hits(asks(number)) == [64, 0, 0]
-    assert told.prefixes.answers == 3
+    assert len(told.prefixes._answers) == 3
 
 
 def says(number: int, *messages: bytes, prompt_tokens: int = 1000) -> Request:
