@@ -7,7 +7,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +45,17 @@ async def _endpoint_slices(given: Discover, api: Kubernetes) -> Source:
         yield _all(
             lambda place: given.workers(*place),
             {
-                (each["addresses"][0], tuple(sorted(_ports(one))))
+                (
+                    each["addresses"][0],
+                    # A port without a number is any.
+                    tuple(sorted(p["port"] for p in one.get("ports") or () if p.get("port"))),
+                )
                 for one in slices
                 if one.get("addressType", "") == family
                 for each in one.get("endpoints") or ()
                 if not (each.get("conditions") or {}).get("terminating")
             },
         )
-
-
-def _ports(slice_: Object) -> Iterator[int]:
-    # A port without a number is any.
-    return (port["port"] for port in slice_.get("ports") or () if port.get("port"))
 
 
 async def _leader_worker_set(given: Discover, api: Kubernetes) -> Source:

@@ -142,8 +142,9 @@ class _Filling:
         self._needs: Sequence[Ints] = ()
 
     def choices(self) -> Iterator[tuple[int, list[int]]]:
-        singles = sum(self._free) - SUBSET_SLOTS
-        yield from islice(self._by_turns(self._freest, self._single), max(0, singles))
+        singles = max(0, sum(self._free) - SUBSET_SLOTS)
+        freest = self._by_turns(lambda one: (-self._free[one], self._loads.now(one)), self._single)
+        yield from islice(freest, singles)
         yield from self._by_turns(self._loads.last, self._subset)
 
     def _by_turns(
@@ -167,9 +168,6 @@ class _Filling:
                 heapq.heapreplace(line, (key(worker), worker))
             else:
                 heapq.heappop(line)
-
-    def _freest(self, worker: int) -> tuple[int, float]:
-        return -self._free[worker], self._loads.now(worker)
 
     def _single(self, worker: int) -> list[int]:
         margins = self._loads.margins(worker)
