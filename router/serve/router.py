@@ -212,6 +212,7 @@ class Router:
         )
         self.agents = PowerAgents(specs, dispatcher.apply, self.clock, keys)
         self.urls = SharedUrls(specs)
+        kept_s = settings.kv_expiry_s if settings.kv_transfer == "params" else None
         self.relay = RelayContext(
             port=dispatcher,
             client=self.client,
@@ -220,11 +221,7 @@ class Router:
             settings=settings.of(RelaySettings),
             clock=self.clock,
             attempts=self.attempts,
-            transfer=KvTransfer(
-                dispatcher,
-                settings.kv_expiry_s if settings.kv_transfer == "params" else None,
-                Bootstraps(self.client),
-            ),
+            transfer=KvTransfer(dispatcher, kept_s, Bootstraps(self.client)),
             replicas=HttpClient(connect_s, tls=self._peers),
             leading=self.leading,
         )

@@ -252,14 +252,13 @@ class StepLedger:
             made = zip(self._ranks, map(Work, loads, running, prompts), strict=True)
             work = {worker_id: its for worker_id, its in made if worker_id in self._reported}
             self.energy.close(work, waits, self._step_s, cost)
-        imbalance = len(loads) * peak - total
         # Of all workers whose wait is known; measured before modelled.
         known = [*self._waits.values(), *(waits[i] for i in waits if i not in self._waits)]
         prompt_s = cost.work_s(0, 0, max(prompts)) if cost is not None and waits else 0.0
         power_w = sum(rank.power_w or 0.0 for rank in self._ranks.values())
         self.totals[state] = StepTotals(
             steps=old.steps + 1,
-            imbalance_tokens=old.imbalance_tokens + imbalance,
+            imbalance_tokens=old.imbalance_tokens + len(loads) * peak - total,
             max_load_tokens=old.max_load_tokens + peak,
             load_tokens=old.load_tokens + total,
             worker_steps=old.worker_steps + len(loads),
@@ -278,10 +277,8 @@ class StepLedger:
         )
         waiting_s = sum(waits.values()) if waits else None
         every = sum(self._waits.values()) if len(self._waits) == len(loads) else None
-        counts = self._preemptions, every, self._output_tokens
-        step = ClosedStep(
-            self._step, self._step_s, self._parts(loads), together, waiting_s, *counts
-        )
+        parts, counts = self._parts(loads), (self._preemptions, every, self._output_tokens)
+        step = ClosedStep(self._step, self._step_s, parts, together, waiting_s, *counts)
         self._step = self._furthest()
         self._reported.clear()
         self._step_s = 0.0
