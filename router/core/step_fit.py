@@ -20,6 +20,7 @@ import numpy as np
 from router.core.step_regression import (
     CHOICES,
     EXTRAS,
+    FEW,
     ROWS,
     WIDTH,
     Floats,
@@ -128,6 +129,7 @@ class StepFit:
         self._misses, self._judged = np.zeros((len(CHOICES), 2)), np.zeros(2)
         self._kept = 0
         self._poor, self._patience = 0, 1  # poor fits since the last search for other rows
+        self._shorter = 0  # least number of steps, since the last look, left out as too short
         self._recent: Floats = np.zeros((0, len(CHOICES) + 1))  # the last; whether with prompts
 
     def observe(
@@ -195,7 +197,14 @@ class StepFit:
         self.fitted = self._described(solution, self._costs)
 
     def _with_right_rows(self, found: Solution) -> Solution:
-        """Look for other rows where a fit is poor; ever more seldom while that is in vain."""
+        """Look for other rows where a fit is poor; ever more seldom while that is in vain.
+
+        Also where more steps than at the last look were shorter than any hiccup is.
+        """
+        self._shorter = min(self._shorter, found.shorter)
+        if found.shorter >= self._shorter + FEW:
+            self._shorter = found.shorter
+            return from_both_ends(self._steps, found)
         if not poor(self._steps, found):
             return found
         self._poor += 1

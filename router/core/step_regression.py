@@ -24,7 +24,7 @@ _APART = 1e-12  # least part of a term that no other explains; without it equati
 _LEAST_SPREAD = 1e-5  # relative; below, clocks make the difference
 # A hiccup is this many standard deviations off. At most a share of the steps are hiccups.
 _FAR, _MOST_HICCUPS = 6.0, 0.05
-_FEW = 4  # steps whose own spread says nothing
+FEW = 4  # steps that say nothing by themselves
 # Turns from both ends, at first and later; the first of them leave no step out.
 _FIRST_TURNS, _AGAIN_TURNS, _ALL_TURNS = 12, 4, 2
 _GOOD, _BETTER = 0.8, 0.95  # share explained; errors of a fit with other rows
@@ -91,6 +91,15 @@ class Solution(NamedTuple):
     def kept(self) -> Flags:
         return self.weights > 0
 
+    @property
+    def shorter(self) -> int:
+        """Steps left out that are shorter than it predicts; a hiccup makes them longer.
+
+        They may tell of another fit: as where nearly all steps had the same prompt tokens up to
+        now, and the first with fewer tell what those cost.
+        """
+        return int(np.count_nonzero(~self.kept & (self.off < 0)))
+
 
 def solved(steps: Steps, before: Solution | None = None) -> Solution:
     """Find the slowest rows and their costs in turn; from both ends without a fit before."""
@@ -98,14 +107,11 @@ def solved(steps: Steps, before: Solution | None = None) -> Solution:
 
 
 def poor(steps: Steps, found: Solution) -> bool:
-    """Whether it may take the steps that would correct it for hiccups.
+    """Whether it explains so little that its rows may be wrong.
 
-    It explains little, so that its rows may be wrong, or it leaves out steps that are shorter than
-    it predicts, which no hiccup is: as where nearly all had the same prompt tokens up to now, and
-    the first with fewer tell what those cost.
+    Such a fit takes the steps that would correct it for hiccups.
     """
-    shorter = int(np.count_nonzero(~found.kept & (found.off < 0)))
-    return shorter >= _FEW or explained_share(steps.seconds, found) < _GOOD
+    return explained_share(steps.seconds, found) < _GOOD
 
 
 def from_both_ends(steps: Steps, before: Solution | None = None) -> Solution:
@@ -165,7 +171,7 @@ def _spread(off: Floats, with_prompts: Flags) -> tuple[Floats, Flags]:
     spread, bound = np.empty((2, len(off)))
     for kind in (with_prompts, ~with_prompts):
         some = far[kind]
-        few = len(some) < _FEW
+        few = len(some) < FEW
         among = far if few else some
         middle, high = len(among) // 2, len(among) - 1 - int(_MOST_HICCUPS * len(among))
         ranked = np.partition(among, (middle, high))

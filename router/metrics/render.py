@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import accumulate, chain
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -23,7 +24,7 @@ from router.core.rounds.decider import Decider
 from router.core.state.cluster import Cluster
 from router.metrics import groups
 from router.metrics.other import ACCESS_ROWS, BUILD_ROWS, KEY_ROWS, key_readings
-from router.metrics.rows import Table
+from router.metrics.rows import Row, Table
 from router.metrics.workers import LIVE_WORKER_ROWS, READING_ROWS, WORKER_ROWS, Reading
 
 # Cached, because the lookup reads files.
@@ -31,6 +32,7 @@ _VERSION = version("evenstep")
 
 T = TypeVar("T")
 Labels = Sequence[str]
+Value = float | Mapping[str, float] | None
 
 _PIECE_SAMPLES = 128
 _number: Callable[[float], str] = floatToGoString
@@ -128,11 +130,16 @@ class Metrics:
             (labels, Reading(worker, now_s, known[labels[0]].prefixes.held(worker.spec.id)))
             for labels, worker in live
         ]
+        # While they are written a worker may go down, or tell another state.
+        of_workers = (
+            _read(WORKER_ROWS, workers),
+            _read(LIVE_WORKER_ROWS, live),
+            _read(READING_ROWS, readings),
+        )
         yield from _families(groups.GROUP_ROWS, ("group",), named)
         yield from _families(groups.STEP_ROWS, ("group", "pool"), totals)
-        yield from _families(WORKER_ROWS, ("group", "worker", "rank"), workers)
-        yield from _families(LIVE_WORKER_ROWS, ("group", "worker", "rank"), live)
-        yield from _families(READING_ROWS, ("group", "worker", "rank"), readings)
+        for rows, values in of_workers:
+            yield from _families(rows, ("group", "worker", "rank"), values)
 
 
 def _line(sample: Sample) -> str:
@@ -143,6 +150,15 @@ def _line(sample: Sample) -> str:
 
 def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _read(
+    rows: Table[T], subjects: Sequence[tuple[Labels, T]]
+) -> tuple[Table[Sequence[Value]], Sequence[tuple[Labels, Sequence[Value]]]]:
+    """The rows and what they tell of the subjects now."""
+    told = [(labels, [row.read(each) for row in rows.values()]) for labels, each in subjects]
+    named = enumerate(rows.items())
+    return {name: Row(row.help, itemgetter(at), row.label) for at, (name, row) in named}, told
 
 
 def _families(

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import MutableSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -37,7 +37,7 @@ class GrpcPort:
 
     picks: Picks
     address: str
-    certificate: tuple[bytes, bytes | None] | None
+    certificate: tuple[bytes, bytes | None] | None = field(repr=False)
     tasks: MutableSet[Any]
     most_wait_s: float
     most_bytes: int

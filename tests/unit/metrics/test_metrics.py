@@ -182,6 +182,31 @@ def test_what_is_told_while_a_scrape_goes_on_is_not_older_than_now(bench: Bench)
     assert float(age) == 0
 
 
+def test_rows_of_a_worker_that_goes_down_while_they_are_written_agree() -> None:
+    turns, shown = 0, set()
+    while True:
+        bench = Bench()
+        for spec in SPECS:
+            bench.dispatcher.apply(WorkerUp(spec.id))
+        bench.step(1, a=10)
+        rendering, text = bench.metrics.render(), ""
+        try:
+            for turn in count():
+                if turn == turns:
+                    bench.dispatcher.apply(WorkerDown("a", "it is down"))
+                rendering.send(None)
+        except StopIteration as done:
+            text = str(done.value, "utf-8")
+        rows = re.findall(r'^(evenstep_worker_\w+)\{.*worker="a".*\} (\S+)$', text, re.MULTILINE)
+        shown.add(tuple(rows))
+        if turn < turns:
+            break
+        turns += 1
+    up, down = ("evenstep_worker_up", "1.0"), ("evenstep_worker_up", "0.0")
+    assert sorted(rows[0] for rows in shown) == [down, up]
+    assert min(map(len, shown)) == 1
+
+
 def test_what_is_written_in_pieces_has_one_heading() -> None:
     specs = [WorkerSpec(f"w{number}", "http://h:1") for number in range(300)]
     text = Bench(specs).text()
