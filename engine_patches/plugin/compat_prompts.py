@@ -18,11 +18,14 @@ STEP_END = "_has_global_unfinished_reqs"
 LEAST = "sync_kv_cache_memory_size"
 # In the first step of a group, in which all ranks come at once.
 _JOINING = timedelta(seconds=10)
+_ALL = "all"
 # Features that put a prompt off, or compute more of it, where a step has few tokens left for it;
-# and ranks that are added while the group runs, which would not agree with the others.
+# one that raises the bound of a prompt; and ranks that are added while the group runs, which would
+# not agree with the others.
 _WITHOUT = (
     ("need_mamba_block_aligned_split", "the Mamba cache mode align"),
     ("scheduler_config.disable_chunked_mm_input", "--disable-chunked-mm-input"),
+    ("adaptive_long_prefill_threshold", "--long-prefill-token-threshold-adaptive"),
     ("vllm_config.parallel_config.enable_elastic_ep", "--enable-elastic-ep"),
 )
 
@@ -49,14 +52,15 @@ class PromptTokens:
     def bound(self, tokens: int) -> None:
         """Let the next step compute so many prompt tokens at most, and those of a draft at least.
 
-        vLLM lets no request enter that has no room for its draft.
+        vLLM lets no request enter that has no room for its draft. Prompts that are partly computed
+        may stand ahead of requests in decode: each gets an equal part, so that these keep theirs.
         """
         scheduler = self._scheduler
-        tokens = max(tokens, 1 + scheduler.num_spec_tokens)
+        begun = max(1, sum(one.is_prefill_chunk for one in scheduler.running))
+        tokens = max(tokens, begun * (1 + scheduler.num_spec_tokens))
         scheduler.max_num_scheduled_tokens = min(self._step_tokens, self._decoding + tokens)
-        # A prompt ahead of requests in decode leaves theirs.
-        chunk = min(self._chunk or tokens, tokens)
-        scheduler.scheduler_config.long_prefill_token_threshold = chunk
+        chunk = tokens // begun
+        scheduler.scheduler_config.long_prefill_token_threshold = min(self._chunk or chunk, chunk)
 
     def hold(self) -> None:
         """Let the next step compute no prompts; ``schedule`` must be told to throttle them.
@@ -68,7 +72,13 @@ class PromptTokens:
 
     @property
     def _decoding(self) -> int:
-        return sum(map(decode_tokens, self._scheduler.running))
+        scheduler = self._scheduler
+        # With pipeline stages vLLM may leave out a request that still has a token on its way.
+        step = getattr(scheduler, "current_step", 0) + 1
+        able = [
+            one for one in scheduler.running if getattr(one, "next_decode_eligible_step", 0) <= step
+        ]
+        return sum(map(decode_tokens, able))
 
     def free(self) -> None:
         """Restore vLLM's own bounds."""
@@ -104,15 +114,27 @@ def watch_group_steps(ended: Callable[[int, Callable[[int], int]], None]) -> Non
 
 
 def _all_join(core: Any) -> bool:
-    """Whether all ranks of the group call this; the first time, after their first step."""
+    """Whether all ranks of the group call this; the first time, after their first step.
+
+    The first rank that knows decides for all: one that comes late would find that all are there,
+    and wait for those that have given it up.
+    """
     ranks = [f"evenstep/prompt_budget/{rank}" for rank in range(core.dp_size)]
-    core.dp_store.set(ranks[core.dp_rank], "")
+    found = _ALL
     try:
-        core.dp_store.wait(ranks, _JOINING)
-    except RuntimeError:
-        log.warning("evenstep: no prompt budget here: not all ranks of the group take one")
+        core.dp_store.set(ranks[core.dp_rank], "")
+        try:
+            core.dp_store.wait(ranks, _JOINING)
+        except RuntimeError:
+            found = "not all"
+        decided: bytes = core.dp_store.compare_set("evenstep/prompt_budget", "", found)
+    except Exception:
+        log.exception("evenstep: no prompt budget here")
         return False
-    return True
+    if decided == _ALL.encode():
+        return True
+    log.warning("evenstep: no prompt budget here: not all ranks of the group take one")
+    return False
 
 
 def decode_tokens(request: Any) -> int:

@@ -30,6 +30,7 @@ SERVING = ("router/core", "router/dispatch", "router/engines", "router/http", "r
 EMULATION = (
     *("loadgen/emulator", "loadgen/engine", "loadgen/model"),
     *("engine_patches/admission", "engine_patches/stream"),
+    "engine_patches/plugin/compat_admission.py",
 )
 _PACKAGES = ("evenstep", "numpy", "numba")
 _PROSE = (".md", ".pyc")

@@ -96,9 +96,8 @@ class BalancingSettings(SettingGroup):
     )
     prompt_budget: str = _setting(
         "auto",
-        "Prompt tokens of a step, alike on all ranks of a group, for engines with the plug-in's "
-        "prompt_budget; auto: by the learned cost of a step and the targets; off: the engines' "
-        "own bound.",
+        "Prompt tokens of a step, alike on all ranks of a group, for engines with the plug-in; "
+        "auto: by the learned cost of a step and the targets; off: the engines' own bound.",
         metavar="auto|off|N",
     )
     target_ttft_s: float | None = _setting(

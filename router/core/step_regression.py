@@ -152,7 +152,8 @@ def _turned(steps: Steps, costs: Floats, turns: int = 0) -> Solution:
         found = _least_squares(terms[:, :WIDTH], seconds, weights)
         terms, predicted, off = _residuals(steps, found.costs, least_s)
         spread, kept = _spread(off, with_prompts)
-        if (np.abs(found.costs - costs) <= 1e-6 * costs).all():
+        settled = (np.abs(found.costs - costs) <= 1e-6 * costs).all()
+        if settled and turn >= min(turns, _ALL_TURNS):
             break
         costs = found.costs
     return found._replace(off=off, terms=terms)

@@ -18,7 +18,8 @@ def bounded(
     scheduler = make.make(flavour, **sizes, **settings)
     driver = Driver(scheduler, ahead, kept=lambda: rng.randint(0, drafts))
     schedule, own = scheduler.schedule, scheduler.max_num_scheduled_tokens
-    counts = "steps", "at_the_bound", "mixed", "free", "held", "preempted", "tokens"
+    piece = scheduler.scheduler_config.long_prefill_token_threshold
+    counts = "steps", "at_the_bound", "mixed", "free", "held", "preempted", "several", "tokens"
     seen = dict.fromkeys(counts, 0)
 
     def checked() -> Any:
@@ -29,21 +30,23 @@ def bounded(
             told = BudgetMessage("r", "", time.time(), budget, rng.choice((1, 1, 2, 3)))
             scheduler._prompts.leases.take(told, time.time())
         decoding = {one.request_id for one in scheduler.running if decode_tokens(one)}
+        begun = max(1, sum(one.is_prefill_chunk for one in scheduler.running))
         output = schedule()
         assert scheduler.max_num_scheduled_tokens == own
-        assert scheduler.scheduler_config.long_prefill_token_threshold == 0
+        assert scheduler.scheduler_config.long_prefill_token_threshold == piece
         scheduled, lost = output.num_scheduled_tokens, output.preempted_req_ids or set()
         assert decoding <= scheduled.keys() | lost
         prompts = sum(tokens for id_, tokens in scheduled.items() if id_ not in decoding)
         held = scheduler._prompts.holds
-        bound = 0 if held else max(budget, 1 + drafts) if budget else own
+        bound = 0 if held else max(budget, begun * (1 + drafts)) if budget else own
         assert prompts <= bound, (prompts, budget)
         seen["steps"] += 1
+        seen["several"] += begun > 1
         seen["at_the_bound"] += prompts == bound > 0
         waits = scheduler.waiting or len(scheduled) < len(scheduler.running)
         seen["held"] += bool(held and decoding and waits)
         seen["mixed"] += bool(prompts and decoding)
-        seen["free"] += budget == 0 and prompts > 100
+        seen["free"] += budget == 0 and prompts > (piece or 100)
         seen["preempted"] += len(lost)
         seen["tokens"] += sum(scheduled.values())
         return output

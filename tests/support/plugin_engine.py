@@ -154,6 +154,7 @@ class Request:
         self.num_computed_tokens = 0
         self.cached_tokens = min(cached_tokens, num_prompt_tokens - 1)
         self.placeholders = 0
+        self.next_decode_eligible_step = 0
         self.max_tokens = 100
         self.priority = 0
         self.arrival_time = 0.0
@@ -313,6 +314,7 @@ class Store:
 
     def __init__(self, ranks: Collection[int]) -> None:
         self.written = {f"evenstep/prompt_budget/{rank + 1}" for rank, _ in enumerate(ranks)}
+        self.values: dict[str, str] = {}
 
     def set(self, key: str, value: str) -> None:
         self.written.add(key)
@@ -320,6 +322,11 @@ class Store:
     def wait(self, keys: Collection[str], timeout: timedelta) -> None:
         if not self.written.issuperset(keys):
             raise RuntimeError("wait timeout")
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        if self.values.get(key, "") == expected:
+            self.values[key] = desired
+        return self.values[key].encode()
 
 
 class DPEngineCoreProc:
@@ -390,6 +397,7 @@ class FakeScheduler:
         self.requests: dict[str, Request] = {}
         self.finished_req_ids: set[str] = set()
         self.max_num_scheduled_tokens = 8192
+        self.current_step = 0
         self.prefill_capacity_bound = False
         self.scheduler_config = SimpleNamespace(
             long_prefill_token_threshold=0, enable_chunked_prefill=True

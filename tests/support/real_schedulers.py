@@ -60,6 +60,7 @@ class Schedulers:
         scheduling_policy: str = "fcfs",
         ahead: int = 1,
         ranks: int = 1,
+        piece: int = 0,
         **settings: Any,
     ) -> Any:
         """``Scheduler`` and ``AsyncScheduler`` are vLLM's, with ``Evenstep`` before it ours.
@@ -67,7 +68,8 @@ class Schedulers:
         ``ahead``: steps that an asynchronous one schedules before the results of one are in.
         ``remote`` has prompts' KV fetched from elsewhere, by ``remote_kv.RemoteKv``; ``drafts`` is
         the number of tokens proposed in a step; ``model`` has other KV groups; of ``ranks`` this is
-        the first; ``settings`` are the plug-in's.
+        the first; ``piece``: most prompt tokens of one request in a step, 0: no bound; ``settings``
+        are the plug-in's.
         """
         import torch
         from vllm.config import KVTransferConfig
@@ -94,6 +96,7 @@ class Schedulers:
             max_num_batched_tokens=step_tokens,
             max_model_len=longest,
             scheduling_policy=scheduling_policy,
+            long_prefill_token_threshold=piece,
             enable_prefix_caching=caching,
             kv_transfer_config=connector if remote else None,
             speculative_config={**NGRAM, "num_speculative_tokens": drafts} if drafts else None,
@@ -518,6 +521,7 @@ def _bounded(make: Schedulers, steps: int) -> dict[str, Any]:
     return {
         **plain,
         "drafts": bounded(make, "EvenstepAsyncScheduler", 1, steps, drafts=3),
+        "pieces": bounded(make, "EvenstepAsyncScheduler", 1, steps, piece=30),
         "admission": bounded(make, "EvenstepAsyncScheduler", 1, steps, **admission),
     }
 

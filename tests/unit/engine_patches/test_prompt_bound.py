@@ -89,6 +89,28 @@ def test_requests_in_decode_keep_their_tokens() -> None:
     assert engine.step() == (71, 70), "its last token is under way"
 
 
+def test_prompts_that_are_partly_computed_leave_those_in_decode_their_tokens() -> None:
+    engine = Bounded()
+    for id_, prompt in (("a", 30), ("b", 30), ("c", 2)):
+        engine.scheduler.add_request(Request(id_, prompt))
+    engine.scheduler.schedule()
+    engine.told(70)
+    assert engine.step() == (71, 35), "two prompts ahead of one in decode"
+    engine.told(1, "other")
+    assert engine.step() == (3, 1)
+
+
+def test_a_request_that_waits_for_its_pipeline_stage_takes_no_tokens() -> None:
+    engine = Bounded()
+    for id_ in ("a", "b"):
+        engine.scheduler.add_request(Request(id_, 2))
+    engine.scheduler.schedule()
+    engine.scheduler.current_step = 4
+    engine.scheduler.running[0].next_decode_eligible_step = 6
+    engine.told(70)
+    assert engine.step() == (71, 70)
+
+
 def test_in_a_window_only_one_step_computes_prompts() -> None:
     engine = Bounded(lockstep=True)
     for id_, prompt in (("a", 3), ("b", 30)):
@@ -172,9 +194,30 @@ def test_without_one_rank_there_is_no_budget(
     for _ in range(9):
         assert rank._has_global_unfinished_reqs(True) is True
     assert engine.step() == (8192, 0)
+    late, came_late = core(60), Bounded(lockstep=True)
+    late.dp_store, late.dp_rank = rank.dp_store, 2
+    watch_group_steps(came_late.bound.stepped)
+    came_late.told(70)
+    late._has_global_unfinished_reqs(True)
+    assert came_late.step() == (8192, 0), "all are there now, and it has been decided"
     assert [one.getMessage() for one in caplog.records] == [
         "evenstep: no prompt budget here: not all ranks of the group take one"
-    ]
+    ] * 2
+
+
+def test_where_the_group_has_no_store_there_is_no_budget(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Bounded(lockstep=True)
+    core: Any = plugin_engine.DPEngineCoreProc
+    monkeypatch.setattr(core, "_has_global_unfinished_reqs", core._has_global_unfinished_reqs)
+    watch_group_steps(engine.bound.stepped)
+    rank = core(60, 90)
+    del rank.dp_store
+    engine.told(70)
+    assert rank._has_global_unfinished_reqs(True) is True
+    assert engine.step() == (8192, 0)
+    assert "no prompt budget here" in caplog.text
 
 
 def test_a_rank_that_failed_agrees_on_none(monkeypatch: pytest.MonkeyPatch) -> None:
