@@ -19,8 +19,8 @@ def bounded(
     driver = Driver(scheduler, ahead, kept=lambda: rng.randint(0, drafts))
     schedule, own = scheduler.schedule, scheduler.max_num_scheduled_tokens
     piece = scheduler.scheduler_config.long_prefill_token_threshold
-    counts = "steps", "at_the_bound", "mixed", "free", "held", "preempted", "several", "tokens"
-    seen = dict.fromkeys(counts, 0)
+    counts = "steps", "at_the_bound", "mixed", "free", "held", "preempted", "tokens"
+    seen = dict.fromkeys((*counts, "several") if piece else counts, 0)
 
     def checked() -> Any:
         budget = rng.choice((0, 1, 7, 40, 100))
@@ -41,7 +41,8 @@ def bounded(
         bound = 0 if held else max(budget, begun * (1 + drafts)) if budget else own
         assert prompts <= bound, (prompts, budget)
         seen["steps"] += 1
-        seen["several"] += begun > 1
+        if piece:
+            seen["several"] += begun > 1
         seen["at_the_bound"] += prompts == bound > 0
         waits = scheduler.waiting or len(scheduled) < len(scheduler.running)
         seen["held"] += bool(held and decoding and waits)
