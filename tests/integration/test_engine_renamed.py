@@ -58,8 +58,9 @@ def test_they_serve_and_the_router_names_what_they_lack(
         some, state = workers_of(router)
         assert some["unreported"] == ["watermark", "power", "preemptions"]
         assert (some["snapshots_problem"], some["slots_reported"]) == (None, 8)
-        assert state["unreported"] == ["state", "prefix_cache"]
-        assert "plug-in cannot read state, prefix_cache of this vLLM" in state["snapshots_problem"]
+        assert state["unreported"] == ["state", "prompt_budget", "prefix_cache"]
+        said = "plug-in cannot read state, prompt_budget, prefix_cache of this vLLM"
+        assert said in state["snapshots_problem"]
 
         def complete(_: int) -> Any:
             asked = {"model": MODEL, "prompt": [9] * 20, "max_tokens": 30, "ignore_eos": True}
@@ -70,9 +71,9 @@ def test_they_serve_and_the_router_names_what_they_lack(
         assert tokens == [30] * 32
         for (engine, folder), lines in zip(engines, LACKING.values(), strict=True):
             (log,) = folder.glob("engine-*.log")
-            said = [
+            notes = [
                 line for line in log.read_text().splitlines() if "the plug-in cannot read" in line
             ]
-            assert len(said) == 1
-            assert all(line in said[0] for line in lines)
+            assert len(notes) == 1
+            assert all(line in notes[0] for line in lines)
             assert metric(engine, "vllm:request_success_total") > 0
