@@ -56,9 +56,9 @@ def clone(example: Example, tmp_path: Path) -> Path:
     with (tmp_path / "router/core/policies/baselines.py").open("a", encoding="utf-8") as baselines:
         baselines.write(f"\n\n{example.function}")
     table = tmp_path / "router/core/policies/policy_table.py"
-    before, after = table.read_text(encoding="utf-8").split(f"        {example.next_row}: ")
-    row = indent(example.row, " " * 8)
-    table.write_text(f"{before}{row}        {example.next_row}: {after}", encoding="utf-8")
+    before, after = table.read_text(encoding="utf-8").split(f"    {example.next_row}: ")
+    row = indent(example.row, " " * 4)
+    table.write_text(f"{before}{row}    {example.next_row}: {after}", encoding="utf-8")
     test = tmp_path / "tests/unit/core/policies/test_most_free.py"
     test.parent.mkdir(parents=True)
     test.write_text(example.test, encoding="utf-8")
