@@ -75,10 +75,11 @@ class PromptTokens:
         scheduler = self._scheduler
         # With pipeline stages vLLM may leave out a request that still has a token on its way.
         step = getattr(scheduler, "current_step", 0) + 1
-        able = [
-            one for one in scheduler.running if getattr(one, "next_decode_eligible_step", 0) <= step
-        ]
-        return sum(map(decode_tokens, able))
+        return sum(
+            decode_tokens(one)
+            for one in scheduler.running
+            if getattr(one, "next_decode_eligible_step", 0) <= step
+        )
 
     def free(self) -> None:
         """Restore vLLM's own bounds."""

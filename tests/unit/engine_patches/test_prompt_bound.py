@@ -23,6 +23,12 @@ class Bounded:
         steps = PromptTokens(self.scheduler)
         self.bound = PromptBound(steps, lockstep=lockstep, clock=lambda: self.now_s)
 
+    def begin(self, *prompts: int) -> None:
+        """Schedule a first step of requests with so many prompt tokens each."""
+        for at, tokens in enumerate(prompts):
+            self.scheduler.add_request(Request(f"{at}", tokens))
+        self.scheduler.schedule()
+
     def told(self, tokens: int, router: str = "r", late_s: float = 0.0, every: int = 1) -> None:
         told = BudgetMessage(router, "e", self.now_s - late_s, tokens, every)
         self.bound.leases.take(told, self.now_s)
@@ -80,9 +86,7 @@ def test_what_comes_late_or_again_is_not_held() -> None:
 
 def test_requests_in_decode_keep_their_tokens() -> None:
     engine = Bounded()
-    for id_, prompt in (("a", 3), ("b", 30), ("c", 2)):
-        engine.scheduler.add_request(Request(id_, prompt))
-    engine.scheduler.schedule()
+    engine.begin(3, 30, 2)
     engine.told(70)
     assert engine.step() == (72, 70), "two decode, the prompt of one is computed still"
     engine.scheduler.running[0].max_tokens = 1
@@ -91,9 +95,7 @@ def test_requests_in_decode_keep_their_tokens() -> None:
 
 def test_prompts_that_are_partly_computed_leave_those_in_decode_their_tokens() -> None:
     engine = Bounded()
-    for id_, prompt in (("a", 30), ("b", 30), ("c", 2)):
-        engine.scheduler.add_request(Request(id_, prompt))
-    engine.scheduler.schedule()
+    engine.begin(30, 30, 2)
     engine.told(70)
     assert engine.step() == (71, 35), "two prompts ahead of one in decode"
     engine.told(1, "other")
@@ -102,9 +104,7 @@ def test_prompts_that_are_partly_computed_leave_those_in_decode_their_tokens() -
 
 def test_a_request_that_waits_for_its_pipeline_stage_takes_no_tokens() -> None:
     engine = Bounded()
-    for id_ in ("a", "b"):
-        engine.scheduler.add_request(Request(id_, 2))
-    engine.scheduler.schedule()
+    engine.begin(2, 2)
     engine.scheduler.current_step = 4
     engine.scheduler.running[0].next_decode_eligible_step = 6
     engine.told(70)
@@ -113,9 +113,7 @@ def test_a_request_that_waits_for_its_pipeline_stage_takes_no_tokens() -> None:
 
 def test_in_a_window_only_one_step_computes_prompts() -> None:
     engine = Bounded(lockstep=True)
-    for id_, prompt in (("a", 3), ("b", 30)):
-        engine.scheduler.add_request(Request(id_, prompt))
-    engine.scheduler.schedule()
+    engine.begin(3, 30)
     engine.scheduler.prefill_capacity_bound = True
     engine.told(70, every=4)
     made = []
