@@ -24,7 +24,7 @@ class Got:
     Attributes:
         done: the answer has ended by HTTP's own rules.
         left: the client went away before that.
-        refused: nobody listens: nothing was accepted.
+        refused: nobody listens, or nobody does any more: a new connection ended without a byte.
         trouble: what no answer may do, None for nothing.
     """
 
@@ -91,6 +91,7 @@ class Caller:
         got = Got(ask)
         if ask.slow:
             self.close()
+        kept = self._socket is not None
         try:
             async with asyncio.timeout(LIMIT_S):
                 async with asyncio.timeout(ask.leaves_after_s):
@@ -101,8 +102,7 @@ class Caller:
                 got.trouble = f"no end in {LIMIT_S:g} s"
             got.left = True
         except OSError as error:
-            # Refused, or reset where the listener closes in the midst of it.
-            got.refused = self._socket is None
+            got.refused = not kept and not got.status
             self.close()
             got.trouble = f"the connection failed: {error!r}"
         except httptools.HttpParserError as error:

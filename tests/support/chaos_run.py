@@ -43,12 +43,14 @@ class Load:
     Attributes:
         sent: requests so far.
         heard: what came of those that have ended.
+        refused: requests that the router, while it ended, did not accept.
         ending: the router has been told to end, so that it may refuse to listen.
     """
 
     router: Server
     sent: int = 0
     heard: list[Heard] = field(default_factory=list)
+    refused: list[Ask] = field(default_factory=list)
     ending: bool = False
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -77,6 +79,7 @@ class Load:
             self._moved.set()
             got = await caller.call(ask)
             if got.refused and self.ending:
+                self.refused.append(ask)
                 return
             self.heard.append(hear(got))
 
@@ -219,7 +222,9 @@ def account(seed: int, load: Load, record: Path, struck: Counter[str], seconds: 
     attempts = attempts_of(read_sent(record))
     for heard in load.heard:
         hold(heard, attempts)
-    tried = by_client(attempts).values()
+    by_id = by_client(attempts)
+    assert not [ask.id for ask in load.refused if ask.id in by_id], "not accepted, and yet sent on"
+    tried = by_id.values()
     return Account(
         seed=seed,
         ends=Counter(heard.end for heard in load.heard),
