@@ -264,9 +264,10 @@ def kept_files() -> Table:
     parts: dict[tuple[str, ...], list[str]] = {}
     for file, headers in kept_headers():
         for part, header in headers.items():
-            commit = header["commit"].partition(" ")[0][:7]
+            name, _, changes = header["commit"].partition(" ")
             later = " (header added later)" if "note" in header else ""
-            made = (header["engines"], header["date"][:10], commit + later)
+            commit = f"{name[:7]} {changes}".rstrip() + later
+            made = (header["engines"], header["date"][:10], commit)
             parts.setdefault((str(file), *made), []).append(part)
     rows = []
     for (name, *of), each in parts.items():

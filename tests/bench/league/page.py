@@ -158,26 +158,27 @@ def _places(tables: Tables) -> Iterator[str]:
 
 def league_line(folder: Path = DATA) -> str:
     """The whole in a paragraph: how often evenstep leads, its best row and its worst."""
-    tables = tables_of(folder)
-    judged = [
-        each
-        for workload, found in tables
-        for by in PLACED
-        if (each := verdict(workload, found, by)) is not None and each.ahead is not None
-    ]
     # Of tenants no other product has been told.
-    ranked = sorted(
-        (each for each in judged if not each.workload.tenants), key=lambda each: each.ahead or 0.0
-    )
-    if not ranked:
+    tables = [(load, found) for load, found in tables_of(folder) if not load.tenants]
+    judged = [
+        (by, each)
+        for load, found in tables
+        for by in JUDGED
+        if (each := verdict(load, found, by)) is not None and each.ahead is not None
+    ]
+    if not judged:
         return "Nothing has been measured yet."
-    workloads = {each.workload.name for each in judged}
-    entrants = {each.entrant for load, found in tables if load.name in workloads for each in found}
+    placed = [each for by, each in judged if by in PLACED]
+    ranked = sorted((each for _, each in judged), key=lambda each: each.ahead or 0.0)
+    best = max(
+        (each for each in placed if not each.workload.overload), key=lambda each: each.ahead or 0.0
+    )
+    others = {each.entrant for _, found in tables for each in found if each.peer}
     return (
-        f"in {len(workloads)} workloads on the same emulated engines, evenstep is first of "
-        f"{len(entrants)} entrants, or within {100 * LEADS:.0f} % of the first, in "
-        f"{sum(each.leads for each in judged)} of {len(judged)} figures ({_names(PLACED)}). Best "
-        f"beside other products: {_row(ranked[-1])}. Worst: {_row(ranked[0])}"
+        f"in {len(tables)} workloads on the same emulated engines, evenstep is first, or within "
+        f"{100 * LEADS:.0f} % of the first, in {sum(each.leads for each in placed)} of "
+        f"{len(placed)} figures ({_names(PLACED)}), beside {len(others)} other entrants and its "
+        f"own rules. Best below overload: {_row(best)}. Worst: {_row(ranked[0])}"
     )
 
 
@@ -240,15 +241,15 @@ def beside_real(workload: str, folder: Path) -> Iterator[str]:
     if not runs:
         return
     ratios = (
-        f"{title} x {fmean(run['emulated'][key] / run['real'][key] for run in runs):.2f}"
+        f"{title} {fmean(run['emulated'][key] / run['real'][key] for run in runs):.2f} times"
         for title, key in _BESIDE
     )
     real, emulated = (fmean(run[of]["hit_share"] for run in runs) for of in ("real", "emulated"))
     explained = fmean(run["explained"] for run in runs)
     yield (
-        f"One emulated engine against one of vLLM on a CPU, the same requests "
-        f"(`python -m tests.bench.league.twin`): {', '.join(ratios)}; cache hits {emulated:.1%} "
-        f"and {real:.1%}. The step-time model explains {explained:.0%} of the real steps' "
+        f"One emulated engine beside one of vLLM on a CPU, the same requests "
+        f"(`python -m tests.bench.league.twin`): the emulated one's {', '.join(ratios)} the real "
+        f"one's; cache hits {emulated:.1%} and {real:.1%}. The step-time model explains {explained:.0%} of the real steps' "
         "variance. "
         f"{measured([run[KEY] for run in runs])}\n"
     )
@@ -276,7 +277,10 @@ def _setting(workload: Workload, found: Sequence[Standing]) -> str:
         p50, p99 = (
             1e3 * max(each[f"relay_overhead_{of}_s"] for each in relayed) for of in ("p50", "p99")
         )
-        text += f" The relay adds {p50:.2f} ms (p50) or {p99:.1f} ms (p99) of wall time."
+        text += (
+            f" The relay before Dynamo and the predictor adds {p50:.2f} ms (p50) or {p99:.1f} ms "
+            "(p99) of wall time at most."
+        )
     return text
 
 
@@ -296,7 +300,7 @@ def _entrants(tables: Tables) -> Iterator[str]:
         for name, part in sorted(parts.items())
     ]
     yield "## Entrants\n"
-    yield words_table(("", "of PyPI", "flags", "where a request goes"), rows).markdown() + "\n"
+    yield words_table(("", "PyPI package", "flags", "where a request goes"), rows).markdown() + "\n"
 
 
 def _what(name: str, what: str) -> str:
@@ -334,10 +338,11 @@ def _evidence(tables: Tables) -> Iterator[str]:
                 told[each.entrant] = workload.name, each.parts[-1]["evidence"]
     if not told:
         return
-    yield "## What reached each of them\n"
+    yield "## The routers' own counters\n"
     yield (
-        "Counters of the routers themselves after one run. Where a router counts for each engine: "
-        "the sum, and for how many engines the count is not 0.\n"
+        "What each told of itself after one run, so that one can see that its state reached it. "
+        "Where a router counts for each engine: the sum, and for how many engines the count is "
+        "not 0.\n"
     )
     rows = []
     for name, (load, evidence) in sorted(told.items()):
@@ -346,7 +351,7 @@ def _evidence(tables: Tables) -> Iterator[str]:
         else:
             text = f"it told nothing: {evidence}"
         rows.append((name, load, text))
-    yield words_table(("", "in", "its own figures"), rows).markdown() + "\n"
+    yield words_table(("", "workload", "its own figures"), rows).markdown() + "\n"
 
 
 def _left_out(folder: Path) -> Iterator[str]:

@@ -40,7 +40,7 @@ COLUMNS = (
     Column("good/s", "goodput_per_s", digits=1),
     Column("cache hits, %", "hit_share", 0.01, 1),
     Column("idle, %", "idle_share", 0.01, 1),
-    Column("failed, lost", "failed", digits=1, interval=False),
+    Column("failed", "failed", digits=1, interval=False),
     Column("router CPU, s", "router_cpu_s", digits=1, interval=False),
     Column("MB", "router_memory_mb", interval=False),
 )

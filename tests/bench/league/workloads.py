@@ -85,6 +85,7 @@ class Workload:
             figures count what ends after these were sent, until the last one is sent.
         faults: during it.
         tenants: whether there are several.
+        overload: whether more comes than the ranks can serve.
         first_by: figure by which entrants are ordered; ``-`` before it: the most is first.
     """
 
@@ -101,6 +102,7 @@ class Workload:
     warmup: float = 0.2
     faults: Sequence[FaultAt] = ()
     tenants: bool = False
+    overload: bool = False
     first_by: str = "mean_ttft_ms"
 
     def fingerprint(self, seed: int) -> str:
@@ -266,9 +268,11 @@ _OPEN_S = 18.0
 def _open(percent: int) -> Workload:
     return Workload(
         f"open-{percent}",
-        f"single requests at {percent} % of what the ranks can serve, prompts computed on them",
+        f"single requests at {percent} % of what the ranks can serve under evenstep, prompts "
+        "computed on them",
         partial(poisson, {"one": CAPACITY * percent / 100}, _OPEN_S, CAP_TOKENS),
         *(8, 64, 1.0, _PROMPTS, _OPEN_S + 12, _CONVERSATION_MS),
+        overload=percent > 100,
     )
 
 
@@ -297,7 +301,7 @@ _ALL = (
     replace(
         _open(80),
         name="open-80-short-steps",
-        what="as open-80, on engines set to 512 tokens a step instead of vLLM's 2,048",
+        what="as open-80, on engines set to 512 tokens a step instead of 2,048",
         fleet=_engines(512),
     ),
     _chat("chat", "conversations whose prompts begin alike, turn by turn", 8, 80, 1.0),
