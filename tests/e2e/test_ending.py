@@ -28,6 +28,8 @@ def refuses(router: Server) -> bool:
         return router.get("/version").status_code < 0
     except httpx.ConnectError:
         return True
+    except httpx.NetworkError:
+        return False  # closed in the moment of the connection, which is reset: look again
 
 
 def draining(router: Server) -> bool:
