@@ -62,6 +62,11 @@ class Load:
             except httpx.ConnectError:
                 self.elsewhere["refused"] += 1
                 continue
+            except httpx.NetworkError:
+                # The listener closed in the moment of the connection. Had the router taken the
+                # request, the engines would have it twice, which fails below.
+                self.elsewhere["reset"] += 1
+                continue
             if answer.status_code == 503 and answer.headers.get("connection") == "close":
                 self.elsewhere["503"] += 1
                 continue
