@@ -147,7 +147,9 @@ def test_one_that_ends_hands_over_what_waits_and_keeps_its_answers(
     ):
         lines = stream.iter_lines()
         next(lines)
-        asked = [clients.submit(ask, each) for each in (*replicas, *replicas)]
+        # None of them ends before all have come.
+        long = {**LONG, "stream": False}
+        asked = [clients.submit(ask, each, long) for each in (*replicas, *replicas)]
         wait_until(lambda: leader.get("/load").json()["server_load"] == 7, 60, "the leader has all")
         leader.process.send_signal(signal.SIGTERM)
         next_leader(others)
