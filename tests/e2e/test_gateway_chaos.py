@@ -118,26 +118,31 @@ def test_each_request_ends_once(tmp_path: Path, ext_proc: bool, count: int) -> N
 def test_a_picker_that_is_killed_loses_only_what_it_held(tmp_path: Path, ext_proc: bool) -> None:
     http, grpc = free_port(), free_port()
 
-    async def run(envoy: str, kill: asyncio.Event) -> list[httpx.Response]:
+    async def run(envoy: str, fleet: Fleet, picker: Server) -> list[httpx.Response]:
+        begun: list[httpx.Response] = []
+        body = {"model": "emulated", "prompt": [1], "max_tokens": 1500, "stream": True}
+
+        async def one(client: httpx.AsyncClient) -> httpx.Response:
+            async with client.stream("POST", "/v1/completions", json=body) as answer:
+                begun.append(answer)
+                await answer.aread()
+            return answer
+
+        def two_run_and_two_wait() -> bool:
+            waiting = samples(picker, "evenstep_pool_requests").get('group="default"')
+            return (len(begun), waiting) == (2, 2)
+
         async with httpx.AsyncClient(base_url=envoy, timeout=120, trust_env=False) as client:
-            body = {"model": "emulated", "prompt": [1], "max_tokens": 1500, "stream": True}
-            every = [
-                asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(4)
-            ]
+            # In minutes: those that run are not to end before all is as it should be.
+            for rank in range(2):
+                await asyncio.to_thread(fleet.fault, rank, "slow", factor=100)
+            every = [asyncio.create_task(one(client)) for _ in range(4)]
             await asyncio.to_thread(
-                wait_until,
-                lambda: [w["running"] for w in fleet.state()["workers"]] == [1, 1],
-                60,
-                "two run",
+                wait_until, two_run_and_two_wait, 60, "two have begun, and two wait"
             )
-            await asyncio.to_thread(
-                wait_until,
-                lambda: samples(picker, "evenstep_pool_requests").get('group="default"') == 2,
-                60,
-                "two wait",
-            )
-            kill.set()
             picker.kill()
+            for rank in range(2):
+                await asyncio.to_thread(fleet.restore, rank)
             return await asyncio.gather(*every)
 
     with running_fleet(
@@ -148,7 +153,7 @@ def test_a_picker_that_is_killed_loses_only_what_it_held(tmp_path: Path, ext_pro
         command += ["--grpc-port", str(grpc), *workers]
         with running_envoy(tmp_path, http, grpc, urls(fleet), ext_proc=ext_proc) as envoy:
             with running(command, http, tmp_path / "picker.log", ready_s=180) as picker:
-                answers = asyncio.run(run(envoy.url, asyncio.Event()))
+                answers = asyncio.run(run(envoy.url, fleet, picker))
             statuses = sorted(answer.status_code for answer in answers)
             assert statuses == [200, 200, *[500 if ext_proc else 503] * 2]
             assert all(b"[DONE]" in each.content for each in answers if each.status_code == 200)
