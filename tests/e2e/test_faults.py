@@ -23,7 +23,14 @@ from tests.support.chaos import (
     workers_of,
 )
 from tests.support.engine import metric
+from tests.support.fleet import Fleet
 from tests.support.server import wait_until
+
+
+async def slow_down(fleet: Fleet, workers: int) -> None:
+    """No answer of a hundred tokens ends before the test goes on, however busy the machine is."""
+    for rank in range(workers):
+        await asyncio.to_thread(fleet.fault, rank, "slow", factor=30)
 
 
 @pytest.mark.parametrize("mid_event", [False, True])
@@ -32,11 +39,14 @@ async def test_worker_killed_mid_stream(tmp_path: Path, mid_event: bool) -> None
     with cluster(tmp_path, "--time-scale", "4") as (fleet, router):
         client = HttpClient()
         seen = [Seen() for _ in range(started + waiting)]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
+            await slow_down(fleet, WORKERS)
             first = [asyncio.create_task(ask(client, router, s, body(120))) for s in seen[:started]]
             await asyncio.gather(*(one.first.wait() for one in seen[:started]))
             rest = [asyncio.create_task(ask(client, router, s, body(20))) for s in seen[started:]]
             await asyncio.to_thread(fleet.fault, 0, "kill", mid_event=mid_event)
+            for rank in range(1, WORKERS):
+                await asyncio.to_thread(fleet.restore, rank)
             await asyncio.gather(*first, *rest)
 
         broken = [one for one in seen if not one.complete]
@@ -138,9 +148,11 @@ async def test_no_worker_left(tmp_path: Path) -> None:
     with cluster(tmp_path, "--time-scale", "4", workers=1) as (fleet, router):
         client = HttpClient()
         seen = [Seen() for _ in range(SLOTS + 2)]
-        async with asyncio.timeout(60):
-            asked = [asyncio.create_task(ask(client, router, one, body(200))) for one in seen]
+        async with asyncio.timeout(120):
+            await slow_down(fleet, 1)
+            asked = [asyncio.create_task(ask(client, router, s, body(200))) for s in seen[:SLOTS]]
             await asyncio.gather(*(one.first.wait() for one in seen[:SLOTS]))
+            asked += [asyncio.create_task(ask(client, router, s, body(200))) for s in seen[SLOTS:]]
             await asyncio.to_thread(fleet.fault, 0, "kill")
             await asyncio.gather(*asked)
         assert [one.errors for one in seen[:SLOTS]] == [1] * SLOTS
