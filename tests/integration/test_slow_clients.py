@@ -49,7 +49,12 @@ SLOW: dict[str, tuple[bytes, bytes, list[int]]] = {
         b"X-A: b\r\n",
         [408],
     ),
-    "drips its second request": (VALID, b"GET /v1/models HTTP/1.1\r\nX:" + b"a" * 200, [200, 408]),
+    # It has begun at once: a connection that is idle for too long is closed without a word.
+    "drips its second request": (
+        VALID + b"G",
+        b"ET /v1/models HTTP/1.1\r\nX:" + b"a" * 200,
+        [200, 408],
+    ),
 }
 
 
@@ -101,12 +106,16 @@ class Dripping:
 def _over(sock: socket.socket) -> bool:
     if not select.select([sock], [], [], 0)[0]:
         return False
-    seen = sock.recv(65_536, socket.MSG_PEEK)
+    try:
+        seen = sock.recv(65_536, socket.MSG_PEEK)
+    except ConnectionResetError:  # it was closed in the moment when a drop came, which is unread
+        return True
     return not seen or b"HTTP/1.1 408" in seen
 
 
 def test_others_are_served_while_two_hundred_are_held(tmp_path: Path) -> None:
-    with fronted(tmp_path, "--header-timeout", "600", "--body-timeout", "600") as front:
+    limits = ("--header-timeout", "600", "--body-timeout", "600", "--keep-alive-timeout", "600")
+    with fronted(tmp_path, *limits) as front:
         with Dripping(front.port, HELD) as slow, ThreadPoolExecutor(10) as clients:
             received = list(clients.map(lambda _: exchange(front.port, LAST), range(50)))
             assert [replies_in(each)[0].status for each in received] == [200] * 50
