@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 
 import pytest
 from msgspec import structs
@@ -127,13 +128,17 @@ async def test_one_whose_client_leaves_the_pool(ttft_ms: str, expected: dict[str
         assert dict(router.stats.verdicts) == expected
 
 
-async def test_one_that_gets_no_slot_in_its_time_and_one_that_finds_the_pool_full() -> None:
+async def test_one_that_gets_no_slot_in_its_time_and_one_that_finds_the_pool_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with routed(slots=1, pool_size=1) as (router, (engine,)):
         running = router.post()
         exchange = await engine.next()
-        late = router.post(headers={**wants(EVER), "X-Queue-Timeout-S": "1"})
+        late = router.post(headers={**wants(EVER), "X-Queue-Timeout-S": "600"})
         await until(lambda: router.waiting == 1)
         assert (await soon(router.post(headers=wants(EVER)))).status_code == 429
+        # It never passes by itself.
+        monkeypatch.setattr(router.dispatcher, "_clock", lambda: time.monotonic() + 600.0)
         assert (await soon(late)).status_code == 503
         await exchange.answer(b"{}")
         assert (await soon(running)).status_code == 200
