@@ -1,6 +1,7 @@
 """Answers that are asked for anew elsewhere, and workers that are ejected for theirs."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -10,7 +11,7 @@ import pytest
 from router.core.events import WorkerUp
 from router.core.state.breaker import BreakerSettings, BreakerState
 from router.core.types import Outcome
-from tests.support.relaying import One, routed
+from tests.support.relaying import routed
 from tests.support.scripted import DONE, ScriptedServer, event, soon, token_events, until
 from tests.support.serving import Router
 
@@ -168,16 +169,19 @@ async def test_a_worker_that_names_a_time_is_given_nothing_for_that_long() -> No
         await router.settled()
 
 
-async def test_who_waits_for_a_worker_that_rests_has_it_then(one: One) -> None:
-    router, engine = one
-    asked = router.post()
-    await (await engine.next()).answer(ERROR, 503, Retry_After="1")
-    assert (await soon(asked)).status_code == 503
-    waiting = router.post()
-    await until(lambda: router.waiting == 1)
-    await (await engine.next()).answer(b"{}")
-    assert (await soon(waiting)).status_code == 200
-    await router.settled()
+async def test_who_waits_for_a_worker_that_rests_has_it_then() -> None:
+    async with routed(slots=1) as (router, (engine,)):
+        asked = router.post()
+        exchange = await engine.next()
+        waiting = router.post()
+        await until(lambda: router.waiting == 1)
+        answered_s = time.monotonic()
+        await exchange.answer(ERROR, 503, Retry_After="1")
+        assert (await soon(asked)).status_code == 503
+        await (await engine.next()).answer(b"{}")
+        assert time.monotonic() - answered_s >= 1.0
+        assert (await soon(waiting)).status_code == 200
+        await router.settled()
 
 
 # workers that fail
