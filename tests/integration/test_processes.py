@@ -8,8 +8,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+import loadgen.demo.run
 import loadgen.run.child_processes
 from loadgen.demo.run import Fleet, RunPlan, execute
 from loadgen.run.child_processes import Child, free_ports, signals_as_interrupts
@@ -106,9 +108,10 @@ def test_a_child_that_ignores_signals_is_killed(
 ) -> None:
     monkeypatch.setattr(loadgen.run.child_processes, "GRACE_S", 0.1)
     child, ready = emulator(tmp_path)
+    before = children()
     with child:
         child.until(lambda: ready.exists() or None, 60)
-        (pid,) = children()
+        (pid,) = children() - before
         os.kill(pid, signal.SIGSTOP)
     assert child.exit_code == -signal.SIGKILL
 
@@ -145,10 +148,32 @@ def test_a_run_whose_router_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     assert children() == before
 
 
-def test_a_run_that_takes_too_long_counts_what_is_lost(tmp_path: Path) -> None:
+def sent(url: str) -> int:
+    """Requests at a router that are not answered."""
+    groups = httpx.get(f"{url}/health", timeout=60).json()["groups"].values()
+    at_workers = sum(worker["in_flight"] for group in groups for worker in group["workers"])
+    return int(at_workers + sum(group["pool_requests"] for group in groups))
+
+
+def test_a_run_that_takes_too_long_counts_what_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time ends once all have been sent, however long that takes; the first answer is far."""
+    finish, arguments, urls = Child.finish, loadgen.demo.run.replay_arguments, list[str]()
+
+    def noted(plan: RunPlan, fleet: Fleet, url: str, file: Path) -> list[str]:
+        urls.append(url)
+        return arguments(plan, fleet, url, file)
+
+    def finish_once_sent(child: Child, timeout_s: float) -> int:
+        wait_until(lambda: sent(urls[0]) == 9, 180, "all have been sent")
+        return finish(child, timeout_s)
+
+    monkeypatch.setattr(loadgen.demo.run, "replay_arguments", noted)
+    monkeypatch.setattr(Child, "finish", finish_once_sent)
     plan = RunPlan("jsq", Dispatch.POOL, requests=9, cap_tokens=400, seed=0, time_scale=500.0)
     before = children()
-    outcome = execute(plan, Fleet(workers=2, slots=2), tmp_path, timeout_s=10)
+    outcome = execute(plan, Fleet(workers=2, slots=2), tmp_path, timeout_s=0.1)
     assert not outcome.complete
     assert outcome.report["interrupted"] is True
     assert outcome.report["lost"] == 9
