@@ -15,6 +15,7 @@ from engine_patches.plugin.settings import PlugInError
 from router.core.wire import BudgetMessage, decode, encode, full_endpoint
 from tests.support import plugin_engine
 from tests.support.plugin_engine import FakeScheduler, Request
+from tests.support.plugin_stream import WAIT_S
 
 FLAVOURS = ("EvenstepScheduler", "EvenstepAsyncScheduler")
 
@@ -39,7 +40,7 @@ def ours(vllm: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def ask_full(endpoint: str) -> Any:
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
-        dealer.setsockopt(zmq.RCVTIMEO, 5000)
+        dealer.setsockopt(zmq.RCVTIMEO, WAIT_S * 1000)
         dealer.connect(full_endpoint(endpoint))
         dealer.send(b"")
         return decode(dealer.recv())
@@ -129,7 +130,7 @@ def test_a_budget_comes_over_the_channel_and_bounds_steps(
     scheduler = ours.EvenstepScheduler(evenstep={"snapshots": endpoint})
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
-        dealer.setsockopt(zmq.RCVTIMEO, 5000)
+        dealer.setsockopt(zmq.RCVTIMEO, WAIT_S * 1000)
         dealer.connect(full_endpoint(endpoint))
 
         def asked() -> Any:

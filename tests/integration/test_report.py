@@ -10,7 +10,7 @@ from engine_patches.stream.rows import Row
 from router.core.types import KvGroup, RunningRequest, Snapshot
 from router.core.wire import decode, full_endpoint
 
-TIMEOUT_MS = 5000
+TIMEOUT_MS = 60_000
 IDLE = StepReport(step=0, time_s=100.0, step_s=0.0, slots=4)
 
 
