@@ -60,6 +60,7 @@ async def router(
     router = Router(f"ipc://{tmp_path}/s")
     router.client.start()
     await engine.subscribed()
+    await engine.asked()  # what ZMQ has to say of this connection comes before the snapshot, too
     await engine.send(delta(1))
     await until(lambda: router.client.sockets._pause is not None)
     router.decide(1)
