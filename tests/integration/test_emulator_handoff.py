@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.emulator.emulated_fleet import EmulatedFleet
+from loadgen.emulator.timer import engine_now_s
 from loadgen.engine.engine import Engine
 from loadgen.engine.kv_handoff import TransferTime
 from loadgen.engine.prefill_settings import PrefillSettings, PrefillTime
@@ -259,15 +260,21 @@ async def test_a_prefill_worker_that_dies_under_a_transfer_fails_the_request(
         assert idle(fleet)
 
 
-async def test_kv_expires_when_the_worker_dies_that_waited_for_it(tmp_path: Path) -> None:
-    async with pair(tmp_path, expiry_s=0.2, slots=1, step_time=SLOW) as fleet:
+async def test_kv_expires_when_the_worker_dies_that_waited_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(tmp_path, slots=1, step_time=SLOW) as fleet:
         async with asking(fleet, DECODE, **{**prompt(1), "max_tokens": 499}):
             await eventually(lambda: engine(fleet, DECODE).running != [], "a request that runs")
             params = await prefill(fleet, **prompt())
             async with asking(fleet, DECODE, **prompt(), kv_transfer_params=params):
                 await eventually(lambda: engine(fleet, DECODE).waiting == 1, "a claim")
                 await control(fleet, f"/workers/{DECODE}/fault", kind="kill")
-        await eventually(lambda: engine(fleet, PREFILL).kept.expired_total == 1, "an expiry")
+        kept = engine(fleet, PREFILL).kept
+        assert (len(kept), kept.expired_total) == (1, 0)
+        later = "loadgen.emulator.emulated_worker.engine_now_s"
+        monkeypatch.setattr(later, lambda scale: engine_now_s(scale) + LONG)
+        await eventually(lambda: kept.expired_total == 1, "an expiry")
         assert idle(fleet)
 
 
