@@ -89,6 +89,8 @@ async def works(fleet: EmulatedFleet, rank: int = 0) -> bool:
 async def test_kill_resets_forgets_and_comes_back_as_a_new_epoch(fleet: EmulatedFleet) -> None:
     async with reading(fleet) as reader:
         stream = await Stream.open(fleet)
+        # More messages than the next epoch has when the reader has connected again.
+        await eventually(lambda: fleet.workers[0].step > 200, "many steps")
         before = await reader.full()
         assert len(before.running) == 1
         await inject(fleet, "kill")
