@@ -83,7 +83,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         watched = Watched(prometheus, time.time())
         wait_until(lambda: _value(watched, "sum(up)") == 4, WAIT_S, "all targets are scraped")
         shown = ("--api-key-file", str(key))
-        run_replay(router.url, folder / "replay.json", *TRAFFIC, *shown, limit_s=WAIT_S)
+        run_replay(router.url, folder / "replay.json", *TRAFFIC, *shown, limit_s=4 * WAIT_S)
         done = 'evenstep_requests_total{group="default",outcome="completed"}'
         wait_until(lambda: _value(watched, done) == REQUESTS, WAIT_S, "the traffic is scraped")
         yield watched
