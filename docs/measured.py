@@ -60,7 +60,7 @@ def _measured(headers: Sequence[Document]) -> str:
 
 def _date(header: Document) -> str:
     """A header that was added later has the date of the commit that kept the figures."""
-    return ("by " if "note" in header else "") + str(header["date"])[:10]
+    return ("on or before " if "note" in header else "") + str(header["date"])[:10]
 
 
 def _commit(header: Document) -> str:

@@ -55,7 +55,7 @@ def test_a_line_has_days_commits_and_engines() -> None:
         "*Measured 2026-11-22 at `2222222` with changes, emulated engines.*"
     )
     assert measured.measured([NEW, OLD, NEW]) == (
-        "*Measured 2026-11-22 at `2222222` with changes, by 2026-11-20 at `1111111`, "
+        "*Measured 2026-11-22 at `2222222` with changes, on or before 2026-11-20 at `1111111`, "
         "emulated and real engines.*"
     )
 
