@@ -249,8 +249,8 @@ def beside_real(workload: str, folder: Path) -> Iterator[str]:
     yield (
         f"One emulated engine beside one of vLLM on a CPU, the same requests "
         f"(`python -m tests.bench.league.twin`): the emulated one's {', '.join(ratios)} the real "
-        f"one's; cache hits {emulated:.1%} and {real:.1%}. The step-time model explains {explained:.0%} of the real steps' "
-        "variance. "
+        f"one's; cache hits {emulated:.1%} and {real:.1%}. The step-time model explains "
+        f"{explained:.0%} of the real steps' variance. "
         f"{measured([run[KEY] for run in runs])}\n"
     )
 
