@@ -51,8 +51,8 @@ def measured_and_aged(headers: Sequence[Document]) -> str:
 
 def _measured(headers: Sequence[Document]) -> str:
     days: dict[str, list[str]] = {}
-    for date, commit in sorted({(_date(each), _commit(each)) for each in headers}):
-        days.setdefault(date, []).append(commit)
+    for date, (name, changes) in sorted({(_date(each), commit_of(each)) for each in headers}):
+        days.setdefault(date, []).append(f"`{name}` {changes}".rstrip())
     when = ", ".join(f"{day} at {_listed(commits)}" for day, commits in days.items())
     kinds = sorted({each["engines"] for each in headers} - {UNKNOWN})
     return f"Measured {when}" + (f", {_listed(kinds)} engines" if kinds else "")
@@ -63,9 +63,10 @@ def _date(header: Document) -> str:
     return ("on or before " if "note" in header else "") + str(header["date"])[:10]
 
 
-def _commit(header: Document) -> str:
+def commit_of(header: Document) -> tuple[str, str]:
+    """The commit's short name, and "with changes" if there were any."""
     name, _, changes = header["commit"].partition(" ")
-    return f"`{name[:7]}` {changes}".rstrip()
+    return name[:7], changes
 
 
 def _count(number: int, what: str) -> str:

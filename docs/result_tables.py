@@ -7,6 +7,7 @@ from statistics import fmean
 from docs import decision_tables, engine_tables, prefix_tables, prompt_tables
 from docs.goodput_tables import goodput, groups_latency, large_fleets
 from docs.kept_figures import Figures, Row, kept, words_table
+from docs.measured import commit_of
 from docs.stale_figures import DATA, kept_headers
 from loadgen.demo.worlds import DECODE, SUBJECT
 from loadgen.figures.figures_document import outcomes_of
@@ -264,10 +265,9 @@ def kept_files() -> Table:
     parts: dict[tuple[str, ...], list[str]] = {}
     for file, headers in kept_headers():
         for part, header in headers.items():
-            name, _, changes = header["commit"].partition(" ")
+            commit = " ".join(commit_of(header)).rstrip()
             later = " (header added later)" if "note" in header else ""
-            commit = f"{name[:7]} {changes}".rstrip() + later
-            made = (header["engines"], header["date"][:10], commit)
+            made = (header["engines"], header["date"][:10], commit + later)
             parts.setdefault((str(file), *made), []).append(part)
     rows = []
     for (name, *of), each in parts.items():

@@ -23,14 +23,10 @@ from tests.support.chaos import (
     workers_of,
 )
 from tests.support.engine import metric
-from tests.support.fleet import Fleet
 from tests.support.server import wait_until
 
-
-async def slow_down(fleet: Fleet, workers: int) -> None:
-    """No answer of a hundred tokens ends before the test goes on, however busy the machine is."""
-    for rank in range(workers):
-        await asyncio.to_thread(fleet.fault, rank, "slow", factor=30)
+# No answer of a hundred tokens ends before the test goes on, however busy the machine is.
+SLOWER = 30.0
 
 
 @pytest.mark.parametrize("mid_event", [False, True])
@@ -40,13 +36,12 @@ async def test_worker_killed_mid_stream(tmp_path: Path, mid_event: bool) -> None
         client = HttpClient()
         seen = [Seen() for _ in range(started + waiting)]
         async with asyncio.timeout(120):
-            await slow_down(fleet, WORKERS)
+            await asyncio.to_thread(fleet.slow_down, SLOWER)
             first = [asyncio.create_task(ask(client, router, s, body(120))) for s in seen[:started]]
             await asyncio.gather(*(one.first.wait() for one in seen[:started]))
             rest = [asyncio.create_task(ask(client, router, s, body(20))) for s in seen[started:]]
             await asyncio.to_thread(fleet.fault, 0, "kill", mid_event=mid_event)
-            for rank in range(1, WORKERS):
-                await asyncio.to_thread(fleet.restore, rank)
+            await asyncio.to_thread(fleet.restore, *range(1, WORKERS))
             await asyncio.gather(*first, *rest)
 
         broken = [one for one in seen if not one.complete]
@@ -149,7 +144,7 @@ async def test_no_worker_left(tmp_path: Path) -> None:
         client = HttpClient()
         seen = [Seen() for _ in range(SLOTS + 2)]
         async with asyncio.timeout(120):
-            await slow_down(fleet, 1)
+            await asyncio.to_thread(fleet.slow_down, SLOWER)
             asked = [asyncio.create_task(ask(client, router, s, body(200))) for s in seen[:SLOTS]]
             await asyncio.gather(*(one.first.wait() for one in seen[:SLOTS]))
             asked += [asyncio.create_task(ask(client, router, s, body(200))) for s in seen[SLOTS:]]

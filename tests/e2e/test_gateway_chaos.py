@@ -134,15 +134,13 @@ def test_a_picker_that_is_killed_loses_only_what_it_held(tmp_path: Path, ext_pro
 
         async with httpx.AsyncClient(base_url=envoy, timeout=120, trust_env=False) as client:
             # In minutes: those that run are not to end before all is as it should be.
-            for rank in range(2):
-                await asyncio.to_thread(fleet.fault, rank, "slow", factor=100)
+            await asyncio.to_thread(fleet.slow_down, 100)
             every = [asyncio.create_task(one(client)) for _ in range(4)]
             await asyncio.to_thread(
                 wait_until, two_run_and_two_wait, 60, "two have begun, and two wait"
             )
             picker.kill()
-            for rank in range(2):
-                await asyncio.to_thread(fleet.restore, rank)
+            await asyncio.to_thread(fleet.restore)
             return await asyncio.gather(*every)
 
     with running_fleet(

@@ -113,13 +113,11 @@ def test_no_engine_or_rank_gets_more_than_its_slots(
 ) -> None:
     before, full = stack.told(), SLOTS * WORKERS
     # Until all have been asked none ends: where calls take long to be made, few would run at once.
-    for rank in range(WORKERS):
-        stack.fleet.fault(rank, "slow", factor=300)
+    stack.fleet.slow_down(300)
     asked = [ray_serve.ask(wide, body(20)) for _ in range(6 * full)]
     wait_until(lambda: stack.fleet.unfinished() == full, WAIT_S, "every slot is taken")
     wait_until(lambda: stack.pool() == len(asked) - full, WAIT_S, "all others wait")
-    for rank in range(WORKERS):
-        stack.fleet.restore(rank)
+    stack.fleet.restore()
 
     answers = [each.result() for each in asked]
 

@@ -198,8 +198,7 @@ def settle(fleet: Fleet, load: Load, open_files: int) -> None:
     """
     router = load.router
     ranks = range(len(fleet.workers))
-    for rank in ranks:
-        fleet.restore(rank)
+    fleet.restore()
     wait_until(lambda: live(router) == list(ranks), 60, "all workers are up again")
     assert_idle(fleet, router)
     counted = requests_counted(router)

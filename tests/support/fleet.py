@@ -38,10 +38,16 @@ class Fleet:
         )
         assert answer.is_success, answer.text
 
-    def restore(self, rank: int) -> None:
-        """Let it behave again."""
-        url = f"{self.control_url}/workers/{rank}/restore"
-        assert httpx.post(url, timeout=_WAIT_S).is_success
+    def slow_down(self, factor: float) -> None:
+        """Let steps of all workers take so many times as long: what runs does not end meanwhile."""
+        for rank in range(len(self.workers)):
+            self.fault(rank, "slow", factor=factor)
+
+    def restore(self, *ranks: int) -> None:
+        """Let these behave again, by default all."""
+        for rank in ranks or range(len(self.workers)):
+            url = f"{self.control_url}/workers/{rank}/restore"
+            assert httpx.post(url, timeout=_WAIT_S).is_success
 
     def state(self) -> dict[str, Any]:
         """What the fleet says of itself."""

@@ -160,25 +160,25 @@ def league_line(folder: Path = DATA) -> str:
     """The whole in a paragraph: how often evenstep leads, its best row and its worst."""
     # Of tenants no other product has been told.
     tables = [(load, found) for load, found in tables_of(folder) if not load.tenants]
-    judged = [
-        (by, each)
-        for load, found in tables
-        for by in JUDGED
-        if (each := verdict(load, found, by)) is not None and each.ahead is not None
-    ]
-    if not judged:
-        return "Nothing has been measured yet."
-    placed = [each for by, each in judged if by in PLACED]
-    ranked = sorted((each for _, each in judged), key=lambda each: each.ahead or 0.0)
-    best = max(
-        (each for each in placed if not each.workload.overload), key=lambda each: each.ahead or 0.0
+    judged = sorted(
+        (
+            each
+            for load, found in tables
+            for by in JUDGED
+            if (each := verdict(load, found, by)) is not None and each.ahead is not None
+        ),
+        key=lambda each: each.ahead or 0.0,
     )
+    placed = [each for each in judged if each.by in PLACED]
+    calm = [each for each in placed if not each.workload.overload]
+    if not calm:
+        return "Nothing has been measured yet."
     others = {each.entrant for _, found in tables for each in found if each.peer}
     return (
         f"in {len(tables)} workloads on the same emulated engines, evenstep is first, or within "
         f"{100 * LEADS:.0f} % of the first, in {sum(each.leads for each in placed)} of "
         f"{len(placed)} figures ({_names(PLACED)}), beside {len(others)} other entrants and its "
-        f"own rules. Best below overload: {_row(best)}. Worst: {_row(ranked[0])}"
+        f"own rules. Best below overload: {_row(calm[-1])}. Worst: {_row(judged[0])}"
     )
 
 
