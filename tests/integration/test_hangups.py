@@ -61,7 +61,9 @@ def test_one_that_comes_while_the_router_starts_is_heard_when_it_has(tmp_path: P
     with starting(command, port, tmp_path / "router.log") as router:
         status = Path(f"/proc/{router.process.pid}/status")
         wait_until(lambda: bool(_caught(status) & 1), 120, "the signal is held")
-        config.write_text(settings + "max_attempts = 3\n")
+        changed = tmp_path / "changed.toml"
+        changed.write_text(settings + "max_attempts = 3\n")
+        changed.replace(config)  # at once: the router may read it at any time
         router.process.send_signal(signal.SIGHUP)
         wait_until(lambda: "settings read again" in router.log.read_text(), 180, "it is heard")
         assert router.alive
