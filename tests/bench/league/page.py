@@ -50,9 +50,11 @@ def league_text(
     tables = tables_of(folder, workloads)
     if not tables:
         return "Nothing has been measured yet."
+    once = tables_of(folder, workloads, once=True)
+    both = (*once, *tables)
     parts = (
-        *(_behind(tables), _places(tables), _tables(tables, folder, pictures)),
-        *(_entrants(tables), _evidence(tables), _left_out(folder)),
+        *(_behind(tables), _places(tables), _tables(tables, once, folder, pictures)),
+        *(_entrants(both), _evidence(both), _left_out(folder)),
     )
     return "\n".join(line for part in parts for line in part).rstrip()
 
@@ -206,23 +208,31 @@ def _least(ttft_ms: float | None) -> str:
     )
 
 
-def _tables(tables: Tables, folder: Path, pictures: str) -> Iterator[str]:
+def _tables(tables: Tables, once: Tables, folder: Path, pictures: str) -> Iterator[str]:
     least = _summary(folder).get("least_ttft_ms", {})
+    others = {workload.name: found for workload, found in once}
     for workload, found in tables:
         yield f"## {workload.name}\n"
         yield _setting(workload, found) + _least(least.get(workload.name)) + "\n"
-        rows = []
-        for each in found:
-            name = f"{each.entrant}{' †' if each.busy else ''}"
-            cells = [name, *(shown(each.of(column.key), column) for column in COLUMNS)]
-            rows.append([f"**{cell}**" for cell in cells] if each.entrant == OURS else cells)
-        yield words_table(("", *(column.title for column in COLUMNS)), rows).markdown() + "\n"
-        yield measured([part[KEY] for each in found for part in each.parts]) + "\n"
+        yield from _table(found)
         yield from beside_real(workload.name, folder)
-        if any(each.busy for each in found):
-            yield "† the machine was too busy during a run; the next `make league` repeats it.\n"
         if (folder / f"{workload.name}.png").exists():
             yield f"![{workload.name}]({pictures}{workload.name}.png)\n"
+        if rules := others.get(workload.name):
+            yield "Further rules of the same products and of evenstep, with one seed:\n"
+            yield from _table(rules)
+
+
+def _table(found: Sequence[Standing]) -> Iterator[str]:
+    rows = []
+    for each in found:
+        name = f"{each.entrant}{' †' if each.busy else ''}"
+        cells = [name, *(shown(each.of(column.key), column) for column in COLUMNS)]
+        rows.append([f"**{cell}**" for cell in cells] if each.entrant == OURS else cells)
+    yield words_table(("", *(column.title for column in COLUMNS)), rows).markdown() + "\n"
+    yield measured([part[KEY] for each in found for part in each.parts]) + "\n"
+    if any(each.busy for each in found):
+        yield "† the machine was too busy during a run; the next `make league` repeats it.\n"
 
 
 _BESIDE = (

@@ -5,7 +5,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from loadgen.report.origin import commit
 from router.core.errors import EvenstepError
 from tests.bench.league import real
 from tests.bench.league.entrant import Entrant
-from tests.bench.league.entrants import ENTRANTS
+from tests.bench.league.entrants import ENTRANTS, ONCE, ONCE_IN
 from tests.bench.league.page import league_text, losses, summarize
 from tests.bench.league.parts import (
     DATA,
@@ -48,22 +48,34 @@ _ERRORS = (
 )
 
 
+Part = tuple[Entrant, Workload, int]
+"""The int is a seed."""
+
+
 def parts_of(
-    entrants: Sequence[Entrant], workloads: Sequence[Workload], seeds: int
-) -> Iterator[tuple[Entrant, Workload, int]]:
-    """Seed by seed; every other seed has the entrants in the other order."""
+    entrants: Sequence[Entrant],
+    workloads: Sequence[Workload],
+    seeds: int,
+    once: Collection[str] = ONCE,
+) -> Iterator[Part]:
+    """Seed by seed; every other seed has the entrants in the other order.
+
+    Args:
+        entrants: that run.
+        workloads: in which.
+        seeds: how many, from 0.
+        once: names of those that run with seed 0 in ``ONCE_IN`` alone.
+    """
     for seed in range(seeds):
         for workload in workloads:
             for entrant in reversed(entrants) if seed % 2 else entrants:
-                if workload.name not in entrant.cannot:
+                more = seed or workload.name not in ONCE_IN
+                if workload.name not in entrant.cannot and not (more and entrant.name in once):
                     yield entrant, workload, seed
 
 
-def _due(
-    entrants: Sequence[Entrant], workloads: Sequence[Workload], seeds: int, folder: Path
-) -> Iterator[tuple[Entrant, Workload, int]]:
+def _due(wanted: Sequence[Part], folder: Path) -> Iterator[Part]:
     """Parts to measure: what is missing; then, once, those of a machine that was busy."""
-    wanted = [*parts_of(entrants, workloads, seeds)]
     for entrant, workload, seed in wanted:
         if is_due(entrant, workload, seed, kept_parts(workload.name, folder)):
             yield entrant, workload, seed
@@ -73,17 +85,15 @@ def _due(
 
 
 def run(
-    entrants: Sequence[Entrant],
-    workloads: Sequence[Workload],
-    seeds: int,
+    wanted: Sequence[Part],
     minutes: float,
     folder: Path = DATA,
     engines_of: EnginesOf = emulated,
 ) -> int:
-    """Measure the parts that are due, until the time is over; how many failed."""
+    """Measure those parts that are due, until the time is over; how many failed."""
     end_s, at = time.monotonic() + 60 * minutes, commit()
     failures = Counter[str]()
-    for entrant, workload, seed in _due(entrants, workloads, seeds, folder):
+    for entrant, workload, seed in _due(wanted, folder):
         if time.monotonic() > end_s:
             print("the time is over; the same command goes on")
             break
@@ -230,9 +240,14 @@ def main() -> None:
         print(f"{load}: time scale {found.time_scale:g}; {found.what}")
     try:
         failed = run(
-            [league.entrants[name] for name in names],
-            [league.workloads[load] for load in loads],
-            given.seeds or (1 if given.quick else 3),
+            [
+                *parts_of(
+                    [league.entrants[name] for name in names],
+                    [league.workloads[load] for load in loads],
+                    given.seeds or (1 if given.quick else 3),
+                    () if given.entrants else ONCE,
+                )
+            ],
             given.minutes,
             league.folder,
             league.engines_of,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.report.intervals import Estimate, estimate
+from tests.bench.league.entrants import ONCE
 from tests.bench.league.parts import DATA, OURS, kept_parts
 from tests.bench.league.workloads import WORKLOADS, Workload
 
@@ -87,18 +88,32 @@ class Standing:
 Tables = Sequence[tuple[Workload, Sequence[Standing]]]
 
 
-def tables_of(folder: Path = DATA, workloads: Mapping[str, Workload] = WORKLOADS) -> Tables:
-    """Every workload with parts; those of other requests are left out."""
+def tables_of(
+    folder: Path = DATA, workloads: Mapping[str, Workload] = WORKLOADS, *, once: bool = False
+) -> Tables:
+    """Every workload with parts; those of other requests are left out.
+
+    Args:
+        folder: of the parts.
+        workloads: that may have some.
+        once: those of evenstep and of the rules that run once; False: those that are judged.
+    """
     found = []
     for workload in workloads.values():
         kept = {
             name: part
             for name, part in kept_parts(workload.name, folder).items()
-            if part["requests_are"] == _fingerprint(workload, int(name.rpartition(" ")[2]))
+            if _belongs(name.rpartition(", seed ")[0], once=once)
+            and part["requests_are"] == _fingerprint(workload, int(name.rpartition(" ")[2]))
         }
-        if kept:
-            found.append((workload, standings(workload, kept)))
+        table = standings(workload, kept) if kept else []
+        if (table and not once) or {each.entrant for each in table} - {OURS}:
+            found.append((workload, table))
     return found
+
+
+def _belongs(entrant: str, *, once: bool) -> bool:
+    return (entrant in ONCE) == once or entrant == OURS
 
 
 @cache

@@ -17,6 +17,7 @@ from loadgen.traces.trace import load_trace
 from tests.bench.league.bounds import least_ttft_ms
 from tests.bench.league.client import Client, Place, Sent, figures
 from tests.bench.league.entrant import Engines, Entrant, Running
+from tests.bench.league.entrants import ENTRANTS, ONCE, ONCE_IN
 from tests.bench.league.page import counted, league_text, losses, summarize
 from tests.bench.league.parts import is_due, kept_parts, part_name
 from tests.bench.league.run import _due, parts_of
@@ -139,7 +140,10 @@ def test_a_part_of_something_else_is_measured_again(
 
 def test_a_part_of_a_busy_machine_comes_after_all_that_is_missing(tmp_path: Path) -> None:
     kept(tmp_path, OPEN, "a", 0, busy=True)
-    due = [(each.name, seed) for each, _, seed in _due([entrant("a")], [OPEN], 3, tmp_path)]
+    due = [
+        (each.name, seed)
+        for each, _, seed in _due([*parts_of([entrant("a")], [OPEN], 3)], tmp_path)
+    ]
     assert due == [("a", 1), ("a", 2), ("a", 0)]
 
 
@@ -160,6 +164,18 @@ def test_entrants_alternate_and_are_left_out_by_workload() -> None:
         *(("a", "open-80", 0), ("b", "open-80", 0), ("a", "chat", 0)),
         *(("b", "open-80", 1), ("a", "open-80", 1), ("a", "chat", 1)),
     ]
+
+
+def test_further_rules_run_with_one_seed_in_few_workloads_unless_they_are_named() -> None:
+    rule, loads = ENTRANTS["smg manual"], (WORKLOADS["chat"], WORKLOADS["agents"])
+    assert rule.name in ONCE
+    assert [(load.name, seed) for _, load, seed in parts_of([rule], loads, 3)] == [("chat", 0)]
+    assert len([*parts_of([rule], loads, 3, once=())]) == 6
+
+
+def test_rules_that_run_once_are_entrants_and_their_workloads_exist() -> None:
+    assert ENTRANTS.keys() >= ONCE
+    assert set(ONCE_IN) <= WORKLOADS.keys()
 
 
 # --- the page -------------------------------------------------------------------------------------
@@ -188,6 +204,24 @@ def test_entrants_are_compared_by_the_seeds_that_all_have_had(tmp_path: Path) ->
     kept(tmp_path, OPEN, "other", 0, mean_ttft_ms=110.0)
     (first, second) = standings(OPEN, kept_parts(OPEN.name, tmp_path))
     assert (first.entrant, len(first.parts), len(second.parts)) == ("evenstep", 1, 1)
+
+
+def test_rules_that_run_once_stand_below_and_take_no_seed_from_the_others(tmp_path: Path) -> None:
+    for seed, ttft in enumerate((100.0, 200.0)):
+        kept(tmp_path, OPEN, "evenstep", seed, mean_ttft_ms=ttft)
+        kept(tmp_path, OPEN, "other", seed, mean_ttft_ms=ttft + 20)
+    kept(tmp_path, OPEN, "smg manual", 0, mean_ttft_ms=90.0)
+    ((_, judged),) = tables_of(tmp_path)
+    assert [(each.entrant, len(each.parts)) for each in judged] == [("evenstep", 2), ("other", 2)]
+    ((_, below),) = tables_of(tmp_path, once=True)
+    assert [(each.entrant, len(each.parts)) for each in below] == [
+        ("smg manual", 1),
+        ("evenstep", 1),
+    ]
+    text = league_text(tmp_path)
+    assert (
+        text.index("| other | 170") < text.index("with one seed:") < text.index("| smg manual | 90")
+    )
 
 
 def test_most_tokens_are_first_where_those_count(tmp_path: Path) -> None:
