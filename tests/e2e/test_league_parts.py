@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.bench.league.own import EVENSTEP
 from tests.bench.league.parts import emulated, kept_parts
-from tests.bench.league.run import on_real_engines, run
+from tests.bench.league.run import on_real_engines, parts_of, run
 from tests.bench.league.workloads import FaultAt, Workload, chat, poisson
 
 DEFAULTS = EVENSTEP[0]
@@ -35,7 +35,7 @@ TENANTS = replace(
 
 
 def test_a_part_is_measured_once(tmp_path: Path) -> None:
-    assert run([DEFAULTS], [SESSIONS], 1, 5.0, tmp_path) == 0
+    assert run([*parts_of([DEFAULTS], [SESSIONS], 1)], 5.0, tmp_path) == 0
     file = tmp_path / "sessions.json"
     (name, part), *others = kept_parts("sessions", tmp_path).items()
     assert (name, others) == ("evenstep, seed 0", [])
@@ -53,12 +53,12 @@ def test_a_part_is_measured_once(tmp_path: Path) -> None:
     assert part["router_memory_mb"] > 10
     if not part["busy"]:
         before = file.read_bytes()
-        assert run([DEFAULTS], [SESSIONS], 1, 5.0, tmp_path) == 0
+        assert run([*parts_of([DEFAULTS], [SESSIONS], 1)], 5.0, tmp_path) == 0
         assert file.read_bytes() == before
 
 
 def test_figures_are_the_quiet_tenants_and_failures_have_kinds(tmp_path: Path) -> None:
-    assert run([DEFAULTS], [TENANTS], 1, 5.0, tmp_path) == 0
+    assert run([*parts_of([DEFAULTS], [TENANTS], 1)], 5.0, tmp_path) == 0
     (part,) = kept_parts("tenants", tmp_path).values()
     asked = [ask.tenant for session in TENANTS.sessions(0) for ask in session]
     counted = asked[len(asked) // 5 :]
@@ -73,8 +73,8 @@ def test_the_league_stands_before_engines_that_run_already(tmp_path: Path) -> No
     out = tmp_path / "out"
     with emulated(replace(SESSIONS, time_scale=0.2), 0, tmp_path) as (engines, _):
         league = on_real_engines(" ".join(engines.workers), out)
-        chats = [league.workloads["chat"]]
-        assert run([DEFAULTS], chats, 1, 5.0, league.folder, league.engines_of) == 0
+        chats = [*parts_of([DEFAULTS], [league.workloads["chat"]], 1)]
+        assert run(chats, 5.0, league.folder, league.engines_of) == 0
         league.finish()
     (part,) = kept_parts("chat", out).values()
     assert (part["failed"], part["origin"]["engines"]) == (0, "real")

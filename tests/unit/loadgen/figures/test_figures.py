@@ -499,6 +499,7 @@ def test_the_kept_commands_are_those_of_the_cases() -> None:
         study.measure(laboratory)
         for case in laboratory.trials:
             if isinstance(case, Case):
-                assert _flags(kept[name][case.key].command) == _flags(case.command), (name, case.key)
+                found = kept[name][case.key]
+                assert _flags(found.command) == _flags(case.command), (name, case.key)
                 compared += 1
     assert compared > 100
