@@ -94,6 +94,7 @@ def test_with_look_ahead_more_moves_come_as_near_as_is_asked() -> None:
 @pytest.mark.parametrize("name", names({8}, 0)[:1] + names({16}, 20)[:1])
 def test_the_optima_are_what_highs_still_finds(name: str) -> None:
     kept = KEPT[name]
-    found = solve_exact(from_json(kept))
+    # Of wall time, which a busy machine needs more of.
+    found = solve_exact(from_json(kept), time_limit_s=250.0)
     assert found.proven
     assert found.objective == pytest.approx(kept["exact"]["objective"], rel=1e-4, abs=0.5)
