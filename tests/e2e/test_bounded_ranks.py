@@ -152,6 +152,11 @@ def test_without_a_flag_free_engines_have_none(tmp_path: Path) -> None:
         assert 'prompt_budget_tokens{by="router"' not in router.get("/metrics").text
 
 
+def with_prompts(told: list[Snapshot]) -> list[Snapshot]:
+    """Steps that computed many tokens of prompts."""
+    return [one for one in steps(told).values() if one.scheduled_prefill_tokens > 300]
+
+
 def test_steps_keep_the_target_while_prompts_come(tmp_path: Path) -> None:
     """A step takes 10 ms without prompts, and 40 ms more with all tokens that it may hold."""
     auto = ("--prompt-budget", "auto", "--target-tpot", "0.02")
@@ -166,12 +171,17 @@ def test_steps_keep_the_target_while_prompts_come(tmp_path: Path) -> None:
             tried = [len(told) for told in log.snapshots]
             learned(router)
             before = [len(told) for told in log.snapshots]
-            further = before[0] + 200
-            wait_until(lambda: len(log.snapshots[0]) > further, WAIT_S, "200 further steps")
+
+            def often() -> bool:
+                """However seldom a busy machine asks: engines step on meanwhile."""
+                later = zip(log.snapshots, before, strict=True)
+                return all(len(with_prompts(told[seen:])) > 50 for told, seen in later)
+
+            wait_until(often, WAIT_S, "50 further steps of each rank with prompts")
+            after = [len(told) for told in log.snapshots]
             metrics = router.get("/metrics").text
     assert 'evenstep_prompt_budget_tokens{by="router",group="default"}' in metrics
-    for told, free_end, seen in zip(log.snapshots, tried, before, strict=True):
-        free, kept = steps(told[:free_end]), steps(told[seen : seen + 200])
+    for told, free_end, seen, end in zip(log.snapshots, tried, before, after, strict=True):
+        free, kept = steps(told[:free_end]), steps(told[seen:end])
         assert max(one.step_s for one in free.values()) > 0.045
         assert sum(one.step_s <= 1.02 * 0.02 for one in kept.values()) >= 0.9 * len(kept)
-        assert sum(one.scheduled_prefill_tokens > 300 for one in kept.values()) > 50
