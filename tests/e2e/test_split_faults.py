@@ -144,7 +144,9 @@ async def test_every_request_ends_once_whatever_fails(tmp_path: Path) -> None:
             faults = await failing
         assert sum(outcomes.values()) == asked
         assert set(outcomes) <= {"complete", "left", "broken off", "500", "502", "503"}, outcomes
-        assert outcomes["complete"] + outcomes["left"] > 0.8 * asked, outcomes
+        # On a slow machine there is time for more faults: each ends one engine's streams at most.
+        broken = asked - outcomes["complete"] - outcomes["left"]
+        assert broken <= SLOTS * faults, (outcomes, faults)
         assert outcomes["left"] <= asked / 10
         assert faults > 5
         await asyncio.to_thread(wait_until, lambda: all_up(router), 60, "all workers are up again")
