@@ -53,9 +53,13 @@ def running_trained(where: Installation, folder: Path, *more: str) -> Iterator[T
 
 
 def chats(count: int, seed: int, words: tuple[int, int] = (20, 1200)) -> list[str]:
-    """Questions about pieces of this project's documentation, of so many words each."""
+    """Questions about pieces of this project's documentation, of so many words each.
+
+    Tables are left out: a word of numbers has several tokens, of which the model takes 4,096.
+    """
     rng = random.Random(seed)
-    text = " ".join(text_of(page) for page in pages()).split()
+    lines = [line for page in pages() for line in text_of(page).splitlines()]
+    text = " ".join(line for line in lines if not line.startswith("|")).split()
     sizes = [rng.randint(*words) for _ in range(count)]
     starts = [rng.randrange(len(text) - words[1]) for _ in range(count)]
     pieces = (" ".join(text[i : i + n]) for i, n in zip(starts, sizes, strict=True))
