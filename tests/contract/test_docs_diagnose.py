@@ -59,19 +59,13 @@ def test_every_kind_of_cluster_got_its_verdict() -> None:
 
 
 def test_gains_are_predicted_as_well_as_is_claimed() -> None:
-    """Where ranks compute prompts, bfio lets tokens be uneven: their imbalance is no gain.
-
-    Of the tokens a second the gain is a small part, and those of a window move by chance: the gain
-    has to be there, and what is predicted to be near.
-    """
+    """Where ranks compute prompts, bfio lets tokens be uneven: their imbalance is no gain."""
+    most = {"idle_share": 0.1, "throughput_tok_s": 0.25, "imbalance_tokens": 0.1}
     assert {row["fleet"] for row in BENCH["switches"]} == {"plain", "demo", "prompts"}
     for row in BENCH["switches"]:
-        speed = row["throughput_tok_s"]
-        assert speed["before"] < min(speed["predicted"], speed["measured"]), row
-        assert abs(speed["predicted"] / speed["measured"] - 1) <= 0.05, row
-        for name in ("idle_share", "imbalance_tokens"):
+        for name, bound in most.items():
             if (row["fleet"], name) != ("prompts", "imbalance_tokens"):
-                assert abs(row[name]["gain_error"]) <= 0.15, (row, name)
+                assert abs(row[name]["gain_error"]) <= bound, (row, name)
 
 
 def test_the_words_and_their_thresholds_are_those_of_the_code() -> None:

@@ -1,7 +1,6 @@
 """What the page says of prefix caches is what the code does, and what was measured."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +59,5 @@ def test_a_large_fleet_costs_as_little_as_was_wanted() -> None:
 
 
 def test_texts_are_foretold_within_a_chunk() -> None:
-    """Texts are drawn from the repository's own pages, other ones as these change.
-
-    So the share may be less than was wanted by what chance does to it: two standard deviations.
-    """
-    for row in kept("text.json")["blocks"]:
-        share = row["all"]["within_a_chunk"]
-        chance = math.sqrt(share * (1 - share) / row["requests"])
-        assert share + 2 * chance >= 0.97, row
+    blocks = kept("text.json")["blocks"]
+    assert all(row["all"]["within_a_chunk"] >= 0.97 for row in blocks)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.engine import MODEL, Installation
 from tests.support.engine_clients import client_of
-from tests.support.engine_steps import Step, hindsight, judged, predicted_s
+from tests.support.engine_steps import Step, judged, predicted_s
 from tests.support.rank_steps import rank_steps, reading
 from tests.support.server import Server, wait_until
 from tests.support.told_hits import noted, running_noting
@@ -151,10 +151,7 @@ def test_the_turns_of_a_conversation_are_found_in_the_cache(noting: Noting) -> N
 
 @pytest.mark.slow
 def test_its_steps_are_learned(engine_installation: Installation, tmp_path: Path) -> None:
-    """As well as in hindsight: how well that is says how busy the machine is.
-
-    On one with nothing else to do see tests/bench/bench_engine_steps.py.
-    """
+    """Looser than on a machine with nothing else to do, see tests/bench/bench_engine_steps.py."""
     # Without a prefix cache, as in that bench.
     engine = running_trained(engine_installation, tmp_path)
     with engine as trained, reading([trained.endpoint]) as log:
@@ -163,8 +160,9 @@ def test_its_steps_are_learned(engine_installation: Installation, tmp_path: Path
     steps = [Step.of(step) for _, step in sorted(rank_steps(log.snapshots[0]).items())]
     report = judged(steps)
 
-    assert report.by_tokens < report.explained
+    assert report.explained >= 0.75
+    assert report.by_tokens < report.explained / 2
     decoding = [step for step in steps if not step.prompt_tokens]
     off = [abs(predicted_s(report.fitted, step) / step.step_s - 1) for step in decoding]
-    assert median(off) <= 2 * hindsight(steps, "decode")
+    assert median(off) <= 0.3
     assert report.fitted.per_prompt_token_s > 20 * report.fitted.per_token_s

@@ -146,7 +146,7 @@ async def test_hits_are_foretold(tmp_path: Path) -> None:
         rng = random.Random(2)
         ids, texts = [token_ids(rng) for _ in range(6)], [text(rng) for _ in range(6)]
         await bench.start()
-        of_ids, of_texts = {}, []
+        of_ids, of_texts = [], []
         for upset in (
             bench.others,
             bench.restart_engine,
@@ -154,15 +154,10 @@ async def test_hits_are_foretold(tmp_path: Path) -> None:
             bench.leave_unread,
         ):
             await upset()
-            of_ids[upset.__name__] = await bench.foretold(ids)
+            of_ids += await bench.foretold(ids)
             of_texts += await bench.foretold(texts)
-    # An upset that passed unnoticed would spoil the first of each prompt after it; what a router
-    # reads late, one or two.
-    wrong = {
-        name: sum(foretold != found for foretold, found in rows) for name, rows in of_ids.items()
-    }
-    assert max(wrong.values()) <= 2, wrong
-    assert sum(found > 0 for rows in of_ids.values() for _, found in rows) > ASKED
+    assert sum(found > 0 for _, found in of_ids) > ASKED
     assert sum(found > 0 for _, found in of_texts) > ASKED
+    assert sum(foretold == found for foretold, found in of_ids) >= 0.99 * len(of_ids)
     near = [abs(foretold - found) <= CHUNK_TOKENS for foretold, found in of_texts]
-    assert sum(near) >= 0.95 * len(near)
+    assert sum(near) >= 0.97 * len(near)

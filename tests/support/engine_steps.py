@@ -93,15 +93,6 @@ def judged(steps: Sequence[Step]) -> Report:
     )
 
 
-def hindsight(steps: Sequence[Step], kind: str) -> float:
-    """The median error of four numbers that know all steps: it is the recording's own."""
-    work = [[1, step.load_tokens, step.running, step.prompt_tokens] for step in steps]
-    relative = np.array(work) / np.array([[step.step_s] for step in steps])
-    numbers, *_ = np.linalg.lstsq(relative, np.ones(len(steps)), rcond=None)
-    errors: list[float] = np.abs(relative @ numbers - 1).tolist()
-    return median(error for error, step in zip(errors, steps, strict=True) if step.kind == kind)
-
-
 def predicted_s(fitted: FittedStepTime, step: Step) -> float:
     """By the four numbers."""
     return fitted.seconds(step.load_tokens, step.running, step.prompt_tokens)
