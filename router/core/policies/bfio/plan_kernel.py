@@ -27,6 +27,7 @@ def plan(
     fits: Bools,
     open_below: float,
     price: float,
+    anew: float,
     sent: Ints,
 ) -> int:
     """Fill ``sent``, shape (2, R), with requests to send now and their workers; say how many.
@@ -49,7 +50,7 @@ def plan(
         g = best[at]
         if g == _STALE:
             above = np.maximum(0.0, loads + (sizes[at] - base))
-            costs = work[at] + pending + price * above + _TIE * loads + barred[at]
+            costs = anew * work[at] + pending + price * above + _TIE * loads + barred[at]
             best[at] = costs.argmin()
             rank[at] = costs[best[at]] - waited[at]
             continue

@@ -3,7 +3,7 @@
 Where workers compute prompts, a placement costs the time that it adds at the barrier, as in
 ``prompts.barrier_time``: on worker g, in KV tokens' worth,
 
-    beta (pending_g + s_i - hit_ig) + D max(0, L_g + s_i - max L)
+    beta (pending_g + A (s_i - hit_ig)) + D max(0, L_g + s_i - max L)
 
 with beta = t_p / t_l. All waiting requests are planned, on busy workers too, since a request may be
 computed sooner behind others where its prefix is cached than at once where it is not. Only what a
@@ -23,7 +23,7 @@ import numpy as np
 
 from router.core.forecast.forecast import Bools, Floats, Ints, WorkProfile
 from router.core.policies.policy_protocol import Known
-from router.core.policies.prompts import EXCESS_STEPS
+from router.core.policies.prompts import ANEW, EXCESS_STEPS
 from router.core.policies.room import Room
 from router.core.queue.tier import Tier
 from router.core.types import Assignment, Request, WorkerView
@@ -143,6 +143,7 @@ class PromptPlan:
             np.ascontiguousarray(self.fits),
             float(self.open_below),
             float(EXCESS_STEPS),
+            ANEW,
             sent,
         )
         return list(zip(*sent[:, :count].tolist(), strict=True))

@@ -99,7 +99,7 @@ def barrier_time(seen: Round) -> list[tuple[float, float]]:
     fullest = max(worker.load_tokens for worker in seen.workers)
     return [
         (
-            cost.per_prompt_token_s * seen.pending(i)
+            cost.per_prompt_token_s * (3 * seen.pending(i) - 2 * worker.pending_prompt_tokens)
             + 50
             * cost.per_token_s
             * max(0, worker.load_tokens + seen.slots * seen.prompt - fullest),
