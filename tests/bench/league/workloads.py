@@ -82,7 +82,8 @@ class Workload:
         targets_ms: of a good request, as ``evenstep replay --goodput``.
         clients: that each wait for their answer; 0: requests come by their times.
         warmup: share of the requests, the first ones, that no figure counts; of clients that wait,
-            figures count what ends after these were sent, until the last one is sent.
+            figures count what ends after these were sent, until the last one is sent. 0 for
+            sessions: who answers sooner has sent others of their requests first.
         faults: during it.
         tenants: whether there are several.
         overload: whether more comes than the ranks can serve.
@@ -282,6 +283,7 @@ def _chat(name: str, what: str, ranks: int, sessions: int, scale: float) -> Work
         what,
         partial(chat, sessions, 6.0),
         *(ranks, 64, scale, (*_PROMPTS, "--kv-tokens", "200000"), 30.0, _SESSION_MS),
+        warmup=0.0,
     )
 
 
@@ -311,6 +313,7 @@ _ALL = (
         "agents with one long system prompt, 16 at once, that call tools",
         partial(agents, 14, 14.0),
         *(8, 64, 1.0, (*_PROMPTS, "--kv-tokens", "200000"), 26.0, _SESSION_MS),
+        warmup=0.0,
     ),
     Workload(
         "unequal",
