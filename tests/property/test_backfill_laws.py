@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.core.forecast.end_signals import CapSignal, Departure, NoSignal, Signal, SurvivalSignal
@@ -135,6 +135,7 @@ class World:
     policy=st.sampled_from(["bfio", "least_tokens", "fcfs"]),
     caps=st.booleans(),
 )
+@example(seed=1, workers=2, size=681, policy="least_tokens", caps=False)
 @settings(max_examples=25, deadline=None)
 def test_a_giant_waits_at_most_its_bound_and_twice_the_longest_request(
     knows: str, seed: int, workers: int, size: int, policy: str, caps: bool

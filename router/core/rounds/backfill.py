@@ -23,7 +23,7 @@ from router.core.types import Request, WorkerView
 _AHEAD: Ints = np.concatenate(([0], np.unique(np.rint(1.5 ** np.arange(24)).astype(np.int64))))
 # What enters may put off the moment at which the request fits by this share of the steps until it.
 _PUT_OFF = 0.25
-_RAN, _CAME = range(2)  # columns of ``Reservation.held``
+_RAN = 0  # column of ``Reservation.held``; the other one is of those that came
 
 
 @dataclass(slots=True)
@@ -31,11 +31,13 @@ class Reservation:
     """A reserved worker, as it was and as it will be.
 
     Attributes:
+        request_id: for whom it was reserved.
         ran: ids of the requests that ran there when it was reserved.
         held: a view of the worker; and for it the expected memory of these requests, and of those
             that came since, at each of the K steps ahead, shape (K, 2).
     """
 
+    request_id: str
     ran: Ints
     held: tuple[WorkerView, Floats] | None = None
 
@@ -74,25 +76,22 @@ class Backfill:
     ) -> str | None:
         """Reserve one of the ``free`` workers; None: the request stands aside.
 
-        It is the one that would have most room if nothing had entered beside a reservation. If the
-        request would fit there only after its first token is due, it stands aside until then.
-        ``workers`` are all of the group, at the round's start.
+        It is the one with most room. It stays reserved as long as it is free, so that the request
+        fits there once what ran has ended. If the request would fit there only after its first
+        token is due, it stands aside until then. ``workers`` are all of the group, at the round's
+        start.
         """
         if request.id in self.aside and self.now < due_s(request):
             return None
-        places = {worker.id: place for place, worker in enumerate(workers)}
 
-        def room(worker: WorkerView) -> tuple[float, bool]:
-            came, reserved = 0.0, worker.id in self.made
-            if reserved:
-                place = places[worker.id]
-                came = self._held_at(workers[place], place)[0, _CAME]
-            return (worker.admissible or 0) + came, reserved
+        def preferred(worker: WorkerView) -> tuple[bool, int]:
+            made = self.made.get(worker.id)
+            return made is not None and made.request_id == request.id, worker.admissible or 0
 
-        chosen = max(free, key=room)
-        place = places[chosen.id]
-        if chosen.id not in self.made:
-            self.made[chosen.id] = Reservation(self.running([place]).id)
+        chosen = max(free, key=preferred)
+        place = next(i for i, one in enumerate(workers) if one.id == chosen.id)
+        if not preferred(chosen)[0]:
+            self.made[chosen.id] = Reservation(request.id, self.running([place]).id)
         if self.now < due_s(request):
             due, _ = self._foreseen(request, workers[place], place)
             if self.now + due * self.step_s > due_s(request):

@@ -61,7 +61,7 @@ def backfill(
 ) -> Backfill:
     """``ran``: ids of those that ran at the first worker when it was reserved."""
     ahead = LookAhead(signal or CapSignal(STILL), STILL)
-    made = {} if ran is None else {"a": Reservation(np.array(ran, dtype=np.int64))}
+    made = {} if ran is None else {"a": Reservation(GIANT.id, np.array(ran, dtype=np.int64))}
     return Backfill(lambda places: running(rows, list(places)), ahead, made, set(), now, step_s)
 
 
@@ -79,12 +79,22 @@ def test_the_worker_with_most_room_is_reserved() -> None:
     assert backfill(rows).worker_for(GIANT, fleet, fleet[:2]) == "a"
 
 
-def test_what_has_entered_beside_counts_as_room() -> None:
+def test_it_stays_reserved_while_others_have_more_room() -> None:
+    """Else a request would begin to wait anew for what runs there."""
     rows: Rows = [[(400, 64), (80, 30)], [(400, 64)], [(400, 64)]]
     fleet = workers(rows, [20, 90, 110])
     found = backfill(rows, ran=[0])
-    assert found.worker_for(GIANT, fleet, fleet[:2]) == "a"
-    assert found.worker_for(GIANT, fleet, fleet) == "c"
+    assert found.worker_for(GIANT, fleet, fleet) == "a"
+    assert found.worker_for(GIANT, fleet, fleet[1:]) == "c"
+
+
+def test_one_that_is_reserved_for_another_is_reserved_anew() -> None:
+    """What entered beside the other counts as what runs there."""
+    rows: Rows = [[(400, 64), (80, 30)], [(400, 64)]]
+    fleet = workers(rows, [20, 10])
+    found = backfill(rows, ran=[0])
+    assert found.worker_for(request(8, 500), fleet, fleet) == "a"
+    assert found.made["a"].ran.tolist() == [0, 1]
 
 
 def test_a_reservation_lasts_while_each_round_renews_it() -> None:
