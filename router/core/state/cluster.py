@@ -253,7 +253,7 @@ class Cluster:
             watcher.first_byte(tracked.request, event.time_s)
         if event.good and tracked.worker is not None:
             tracked.worker.breaker.succeeded(event.request_id, event.time_s)
-            group.progress(tracked.worker, tracked.request, 1)  # its prompt is computed
+            group.begin(tracked.worker, tracked.request, event.time_s)
 
     def _end_stage(
         self, group: Group, tracked: _Tracked, event: ev.Prefilled | ev.Returned | ev.Ended

@@ -351,6 +351,11 @@ class Group:
         if new > 0:
             self._own_steps.receive(request, new)
 
+    def begin(self, worker: Worker, request: Request, now_s: float) -> None:
+        """The first byte of its answer is here: its prompt is computed."""
+        guesses.begun(self.prefixes, worker, request, now_s)
+        self.progress(worker, request, 1)
+
     def enter(self, worker: Worker, request: Request, now_s: float | None) -> None:
         """Move a waiting request to a worker; ``now_s`` None (as in ``leave``): unknown."""
         self.withdraw(request, to=self)
@@ -361,7 +366,7 @@ class Group:
         told = told or guesses.guessed(self.prefixes, worker)
         if hits is not None and told and worker in self._live:
             cached = hits(request)[self._live.index(worker)]
-        guesses.sent(self.prefixes, worker, request, now_s, cached)
+        guesses.sent(self.prefixes, worker, request, cached)
         worker.add(request, now_s, cached)
 
     def withdraw(self, request: Request, to: Group | None = None) -> None:

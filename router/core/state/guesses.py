@@ -18,13 +18,16 @@ def _caches(worker: Worker) -> bool:
     return gauges is None or gauges.caches_prefixes
 
 
-def sent(
-    prefixes: Prefixes, worker: Worker, request: Request, now_s: float | None, cached: int | None
-) -> None:
+def sent(prefixes: Prefixes, worker: Worker, request: Request, cached: int | None) -> None:
     """A request leaves for a worker that has so much of its prompt cached, if known."""
     prefixes.sent(worker.spec.id, request)
     if guessed(prefixes, worker, request.content):
         prefixes.guessed_tokens += cached or 0
+
+
+def begun(prefixes: Prefixes, worker: Worker, request: Request, now_s: float) -> None:
+    """An answer begins: only now its prompt is computed, and others find it cached."""
+    if guessed(prefixes, worker, request.content):
         _leaves(prefixes, worker, request, request.prompt_tokens, now_s)
 
 
@@ -34,9 +37,12 @@ def ended(
     """A request ends, and the worker still counts it: a session goes on with the whole answer."""
     prefixes.ended(request.id)
     content = request.content
-    if complete and content is not None and content.session and guessed(prefixes, worker, content):
-        prompt, outputs = worker.served(request.id, complete=True)
-        _leaves(prefixes, worker, request, prompt + outputs // request.slots, now_s)
+    if complete and content is not None and guessed(prefixes, worker, content):
+        tokens = request.prompt_tokens
+        if content.session:
+            prompt, outputs = worker.served(request.id, complete=True)
+            tokens = prompt + outputs // request.slots
+        _leaves(prefixes, worker, request, tokens, now_s)
 
 
 def read(prefixes: Prefixes, worker: Worker) -> None:
