@@ -8,8 +8,8 @@ calibrated power, so the parts always add up to the counter.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, fields
-from operator import add
+from dataclasses import dataclass, fields
+from operator import add, attrgetter
 
 import msgspec
 
@@ -62,7 +62,11 @@ class Joules:
         return self.useful_j + self.waiting_j + self.idle_j + self.unknown_j
 
     def __add__(self, other: Joules) -> Joules:
-        return Joules(*map(add, astuple(self), astuple(other)))
+        return Joules(*map(add, _parts(self), _parts(other)))
+
+
+# Far faster than ``astuple``, which copies deeply: each step adds.
+_parts = attrgetter(*(each.name for each in fields(Joules)))
 
 
 @dataclass(slots=True)

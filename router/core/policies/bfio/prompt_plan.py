@@ -8,9 +8,9 @@ Where workers compute prompts, a placement costs the time that it adds at the ba
 with beta = t_p / t_l. All waiting requests are planned, on busy workers too, since a request may be
 computed sooner behind others where its prefix is cached than at once where it is not. Only what a
 worker needs until the next round's requests arrive is sent. The rest waits in the router and is
-planned anew at the next step: late binding. The least cost goes first, less the time waited, so
-that short prompts do not wait for long ones. A request that arrives later than by another's cost in
-time does not overtake it, so none waits for ever. The rule is our own.
+planned anew at the next step: late binding. The least cost goes first, less A times the time
+waited, so that short prompts do not wait for long ones. A request that arrives later than by a part
+1 / A of another's cost in time does not overtake it, so none waits for ever. The rule is our own.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _plan(waiting: Tier, room: Room, profile: WorkProfile) -> PromptPlan:
         work,
         sizes,
         waiting.slots,
-        waited * beta / _prompt_token_s(known, beta),
+        ANEW * waited * beta / _prompt_token_s(known, beta),
         pending=beta * np.array(room.pending, dtype=np.float64),
         loads=np.array(room.load_tokens, dtype=np.float64),
         capacity=np.array(room.capacity),
@@ -106,7 +106,7 @@ class PromptPlan:
         work: shape (R, G), beta times the prompt tokens that each worker would compute of each.
         sizes: shape (R,), KV tokens that each request adds.
         slots: shape (R,), that each takes; on a worker's last one it goes all the same.
-        waited: shape (R,), time that each has waited.
+        waited: shape (R,), A times the time that each has waited: longer requests wait no longer.
         pending: shape (G,), beta times the prompt tokens that each worker has yet to compute.
         loads: shape (G,), KV tokens.
         capacity: shape (G,), free slots.
