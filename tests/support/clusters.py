@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-from router.core.events import Arrived, Dispatched, SnapshotReceived, WorkerUp
+from router.core.events import Arrived, Began, Dispatched, SnapshotReceived, WorkerUp
 from router.core.state.cluster import Cluster
 from router.core.state.worker import Worker
 from router.core.types import Request, Snapshot, WorkerSpec
@@ -40,6 +40,13 @@ def send(
     cluster.apply(Arrived(sent))
     cluster.apply(Dispatched(sent.id, worker_id, now_s))
     return cluster.worker(worker_id)
+
+
+def begin(cluster: Cluster, sent: Request, worker_id: str = "a") -> Worker:
+    """Send it; the first byte of its answer comes, so its prompt is computed."""
+    worker = send(cluster, sent, worker_id)
+    cluster.apply(Began(sent.id, worker_id, 0.0))
+    return worker
 
 
 def show(cluster: Cluster, *snapshots: Snapshot, worker_id: str = "a") -> list[bool]:

@@ -26,7 +26,7 @@ from router.core.types import (
     WorkerSpec,
     prefill_stage,
 )
-from tests.support.clusters import cluster_of, send, show
+from tests.support.clusters import begin, cluster_of, send, show
 from tests.support.core import part, running, snapshot, token
 
 TWO = (WorkerSpec("a", "http://a"), WorkerSpec("b", "http://b"))
@@ -109,7 +109,7 @@ def test_what_engines_tell_of_their_prefix_caches() -> None:
     assert told(cluster)["Prefix caches"][0] == "unknown"
     pieces = chain(range(160), seed())
     guessed = Request(token(0), "default", 160, content=Content(pieces=pieces))
-    send(cluster, guessed, "b")
+    begin(cluster, guessed, "b")
     assert told(cluster)["Prefix caches"] == (
         "fallback",
         "Guessed of 1 worker by what was sent there. The vLLM plug-in tells what is cached.",

@@ -251,7 +251,7 @@ def test_without_steps_bfio_is_barrier_time() -> None:
     theirs.decider.policy = PerRequest(barrier_time)
     texts = [chain(range(100 * n, 100 * n + 6000), seed()) for n in range(6)]
     went, under_way = dict[str, list[str]](), list[str]()
-    for _ in range(60):
+    for _ in range(80):
         content = Content(pieces=rng.choice(texts)[: 8 * rng.randrange(1, 375)])
         if len(under_way) == 3 * SLOTS - 1:
             gone = under_way.pop(rng.randrange(len(under_way)))

@@ -36,7 +36,7 @@ from router.core.types import (
     Snapshot,
     WorkerSpec,
 )
-from tests.support.clusters import cluster_of, send, show
+from tests.support.clusters import begin, cluster_of, send, show
 from tests.support.core import part, snapshot, token
 
 PIECES = chain(range(160), seed())
@@ -230,11 +230,13 @@ def test_a_guess_counts_until_the_worker_tells() -> None:
     group = cluster.groups["default"]
     assert hits(cluster) is None
     send(cluster, asks(1), "a")
+    assert hits(cluster) is None, "it is still to be computed"
+    cluster.apply(Began(token(1), "a", 0.0))
     assert hits(cluster) == [128, 0]
     assert group.shown.prompts
     send(cluster, asks(2), "a")
     assert group.prefixes.guessed_tokens == 128
-    assert group.views(Dispatch.POOL)[0].pending_prompt_tokens == 160 + 32
+    assert group.views(Dispatch.POOL)[0].pending_prompt_tokens == 32
     assert (group.prefixes.guessed, group.prefixes.told) == (1, False)
     show(cluster, told(snapshot("full", 1), 4), worker_id="b")
     assert hits(cluster) == [128, 64], "of each what is known of it"
@@ -259,8 +261,8 @@ def test_an_engine_with_the_plug_in_that_tells_no_blocks_caches_none() -> None:
 
 def test_a_worker_that_is_down_is_guessed_anew() -> None:
     cluster = cluster_of()
-    send(cluster, asks(1))
-    send(cluster, asks(2), "b")
+    begin(cluster, asks(1))
+    begin(cluster, asks(2), "b")
     cluster.apply(WorkerDown("a", "gone"))
     cluster.apply(WorkerUp("a"))
     assert hits(cluster) == [0, 128]
@@ -271,12 +273,12 @@ def test_a_session_has_its_answer_too() -> None:
     hidden = session_content("alice", b"chat")
     turns = [Request(token(i), "default", 160, content=hidden) for i in range(3)]
     later = Request(token(9), "default", 5000, content=hidden)
-    send(cluster, turns[0])
+    begin(cluster, turns[0])
     assert hits(cluster, later) == [160, 0]
     cluster.apply(Progressed(token(0), 40))
     cluster.apply(Ended(token(0), Outcome.COMPLETED))
     assert hits(cluster, later) == [200, 0]
-    send(cluster, turns[1])
+    begin(cluster, turns[1])
     cluster.apply(Progressed(token(1), 90))
     cluster.apply(Ended(token(1), Outcome.ABORTED))
     assert hits(cluster, later) == [160, 0], "how much of the answer it has kept is not known"
@@ -316,14 +318,14 @@ def test_a_worker_whose_stream_is_another_has_told_nothing() -> None:
 def test_the_engines_own_metrics_bound_a_guess() -> None:
     cluster = cluster_of()
     cluster.apply(GaugesReceived("a", Gauges(1, kv_tokens=100), 1.0))
-    send(cluster, asks(1), "a")
+    begin(cluster, asks(1), "a")
     assert hits(cluster) == [0, 0]
-    send(cluster, asks(2), "b")
+    begin(cluster, asks(2), "b")
     assert hits(cluster) == [0, 128]
     cluster.apply(GaugesReceived("b", Gauges(1, caches_prefixes=False), 1.0))
     cluster.apply(GaugesReceived("a", None, 1.0))
     assert hits(cluster) == [0, 0]
-    send(cluster, asks(3), "b")
+    begin(cluster, asks(3), "b")
     assert hits(cluster) == [0, 0], "it caches no prefix"
     cluster.apply(GaugesReceived("a", Gauges(1, caches_prefixes=False), 1.0))
     assert hits(cluster) is None
@@ -363,21 +365,21 @@ def test_texts_are_guessed_of_engines_that_publish_kv_events() -> None:
     group = cluster.groups["default"]
     text = text_content(text_seed({}), [b"x" * 512, b"y" * 512])
     texts = [Request(token(i), "default", 160, content=text) for i in range(1, 5)]
-    send(cluster, texts[0])
+    begin(cluster, texts[0])
     cluster.apply(CacheTold("a", told(snapshot("full", 1), 4), 1.0))
     assert hits(cluster, texts[3]) == [159, 0], "its first blocks came of this very text"
     assert hits(cluster) == [64, 0], "token ids are told"
-    send(cluster, asks(9))
+    begin(cluster, asks(9))
     assert group.prefixes.guessed_tokens == 0
-    send(cluster, texts[1])
+    begin(cluster, texts[1])
     assert group.prefixes.guessed_tokens == 159
     show(cluster, told(snapshot("full", 1), 2), worker_id="b")
-    send(cluster, texts[2], "b")
+    begin(cluster, texts[2], "b")
     assert hits(cluster, texts[3]) == [159, 0], "the plug-in tells of texts as well"
     cleared = structs.replace(told(snapshot("delta", 2)), blocks_cleared=True)
     cluster.apply(CacheTold("a", cleared, 2.0))
     assert hits(cluster, texts[3]) == [0, 0]
-    send(cluster, Request(token(5), "default", 160, content=text))
+    begin(cluster, Request(token(5), "default", 160, content=text))
     assert hits(cluster, texts[3]) == [159, 0]
     cluster.apply(CacheTold("a", told(snapshot("full", 1, epoch="events 2")), 3.0))
     assert hits(cluster, texts[3]) == [0, 0], "its engine has started anew"
