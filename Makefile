@@ -86,7 +86,7 @@ LANES = nice -n 10 $(PYTEST) -p no:cacheprovider -m "$(1)" --cov --cov-report= $
 	$(BIN)/coverage report --include="$$(echo '$(PURE)' | tr ' ' ,)" --fail-under=100 && exit $$failed
 
 # Two lanes: what mostly starts and computes, beside engines whose steps are timed.
-COMPUTING := $(addprefix tests/integration/test_,engine_versions.py engine_releases.py engine_capacity.py engine_plan.py engine_plugin.py)
+COMPUTING := $(addprefix tests/integration/test_,engine_versions.py engine_releases.py engine_plan.py engine_plugin.py)
 test-engine: engine  ## the slow proofs on real vLLM
 	@REQUIRE_ENGINE=1; export REQUIRE_ENGINE; \
 	nice -n 2 $(PYTEST) -p no:cacheprovider $(SLOWEST) -m "engine and slow" $(COMPUTING) >.parts.log 2>&1 & \

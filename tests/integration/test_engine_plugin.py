@@ -180,28 +180,21 @@ def test_a_replay_gets_the_lengths_of_its_trace(watched: Watched, tmp_path: Path
 
 @pytest.mark.slow
 def test_real_schedulers_under_memory_pressure(engine_installation: Installation) -> None:
-    """Both flavours, without a model: the asynchronous one runs on no CPU engine."""
-    report = real_schedulers(engine_installation, "check", 600)
+    """Both flavours, without a model: the asynchronous one runs on no CPU engine.
+
+    With drafts, requests keep none to three of them in a step.
+    """
+    report = real_schedulers(engine_installation, {"check": 600, "drafts": 400})
 
     for flavour in ("EvenstepScheduler", "EvenstepAsyncScheduler"):
-        seen = report[flavour]
+        seen, drafting = report["check"][flavour], report["drafts"][flavour]
         assert seen["steps"] > 500
-        assert min(seen.values()) > 0
-
-
-@pytest.mark.slow
-def test_real_schedulers_with_drafts(engine_installation: Installation) -> None:
-    """As under memory pressure; requests keep none to three drafts in a step."""
-    report = real_schedulers(engine_installation, "drafts", 400)
-
-    for flavour in ("EvenstepScheduler", "EvenstepAsyncScheduler"):
-        seen = report[flavour]
-        assert seen["growths"] > 300
-        assert min(seen.values()) > 0
+        assert drafting["growths"] > 300
+        assert min(*seen.values(), *drafting.values()) > 0
 
 
 def test_real_schedulers_keep_prompt_budgets(engine_installation: Installation) -> None:
-    report = real_schedulers(engine_installation, "bounded", 400)
+    report = real_schedulers(engine_installation, {"bounded": 400})["bounded"]
 
     assert report.pop("admission").pop("preempted") == 0
     for seen in report.values():

@@ -3,7 +3,7 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def real_schedulers(
-    engine: Installation, task: str, steps: int, vllm: Path | None = None
+    engine: Installation, steps: Mapping[str, int], vllm: Path | None = None
 ) -> dict[str, Any]:
-    """Let ``tests.support.real_schedulers`` do a task, with this vLLM if one is given; its JSON."""
-    return _report(engine, "tests.support.real_schedulers", task, str(steps), paths=[vllm])
+    """Let ``tests.support.real_schedulers`` do tasks, with this vLLM if one is given; their JSON.
+
+    ``steps``: of each task.
+    """
+    tasks = [f"{task}={count}" for task, count in steps.items()]
+    return _report(engine, "tests.support.real_schedulers", *tasks, paths=[vllm])
 
 
 def real_engines(
@@ -32,9 +36,9 @@ def hidden_lengths(engine: Installation, steps: int, vllm: Path | None = None) -
 
 
 def _report(
-    engine: Installation, module: str, task: str, *arguments: str, paths: Iterable[Path | None]
+    engine: Installation, module: str, *arguments: str, paths: Iterable[Path | None]
 ) -> dict[str, Any]:
-    """Run a module's task; the JSON of its last line.
+    """Run a module; the JSON of its last line.
 
     Raises:
         RuntimeError: it failed; the message is what it wrote last.
@@ -42,15 +46,17 @@ def _report(
     found = [str(path) for path in (*paths, ROOT) if path is not None]
     environment = {"PYTHONPATH": os.pathsep.join(found), "VLLM_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run(
-        [str(engine.python), "-m", module, str(engine.model), task, *arguments],
+        [str(engine.python), "-m", module, str(engine.model), *arguments],
         env={**os.environ, **ENVIRONMENT, **environment},
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
-        timeout=550,
+        timeout=1100,
     )
     if done.returncode:
-        raise RuntimeError(f"{module} {task} ended with {done.returncode}\n{done.stderr[-4000:]}")
+        raise RuntimeError(
+            f"{module} {arguments} ended with {done.returncode}\n{done.stderr[-4000:]}"
+        )
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return report
