@@ -64,8 +64,8 @@ def main() -> None:
 
 
 def measure_schedulers(engine: Installation, steps: int) -> dict[str, Any]:
-    rows = real_schedulers(engine, "bench", steps)
-    rows |= real_schedulers(engine, "bench_large", steps // 5)
+    measured = real_schedulers(engine, {"bench": steps, "bench_large": steps // 5})
+    rows = measured["bench"] | measured["bench_large"]
     print("scheduler, running, tokens     hook us   p90  wall us  step us  without  bytes  loop ms")
     for name, row in rows.items():
         print(
@@ -78,7 +78,7 @@ def measure_schedulers(engine: Installation, steps: int) -> dict[str, Any]:
 
 
 def measure_cache(engine: Installation, steps: int) -> dict[str, Any]:
-    rows = real_schedulers(engine, "bench_cache", steps)
+    rows = real_schedulers(engine, {"bench_cache": steps})["bench_cache"]
     for name, row in rows.items():
         print(f"{name:24}", ", ".join(f"{key} {value:.0f}" for key, value in row.items()))
     return {name: {key: round(row[key], 2) for key in row} for name, row in rows.items()}
