@@ -94,6 +94,13 @@ class Began(_Event, frozen=True):
     good: bool = True
 
 
+class Carried(_Event, frozen=True):
+    """A gateway takes a sent request to its worker, and will not tell when its answer begins."""
+
+    request_id: str
+    time_s: float
+
+
 class Progressed(_Event, frozen=True):
     """Output tokens that a request has streamed so far (workers without snapshots)."""
 
@@ -182,9 +189,18 @@ class FeedStale(_Event, frozen=True):
 
 
 RequestEvent = (
-    Dispatched | Began | Progressed | PromptCounted | Prefilled | Fetched | Returned | Ended
+    Dispatched
+    | Began
+    | Carried
+    | Progressed
+    | PromptCounted
+    | Prefilled
+    | Fetched
+    | Returned
+    | Ended
 )
 AnswerEvent = Succeeded | Failed | Refused | RestRequested
+RelayEvent = AnswerEvent | Carried | Progressed | PromptCounted
 StateEvent = SnapshotReceived | CacheTold | GaugesReceived | FeedStale | PowerTold
 WorkerEvent = WorkerUp | WorkerDown | EngineFailed | StateEvent
 Event = Arrived | WorkerEvent | AnswerEvent | RequestEvent

@@ -2,7 +2,7 @@ import asyncio
 from collections.abc import Callable, Set
 from typing import NamedTuple, Protocol
 
-from router.core.events import AnswerEvent, Progressed, PromptCounted
+from router.core.events import RelayEvent
 from router.core.forecast.look_ahead import LookAhead
 from router.core.policies.policy_protocol import Policy
 from router.core.stats import TokenStats
@@ -48,7 +48,7 @@ class DispatchPort(Protocol):
     ) -> TokenStats:
         """An answer, or an error, now begins; returns the group's token counters."""
 
-    def apply(self, event: AnswerEvent | Progressed | PromptCounted) -> None: ...
+    def apply(self, event: RelayEvent) -> None: ...
 
     def end(self, request: Request, outcome: Outcome) -> None:
         """End a request that waits or is at a worker; no-op if it has ended."""

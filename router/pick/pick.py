@@ -20,7 +20,7 @@ from router.core.errors import (
     UnreachedError,
     UpstreamError,
 )
-from router.core.events import Progressed, PromptCounted
+from router.core.events import Carried, Progressed, PromptCounted
 from router.core.targets import Verdict
 from router.core.types import Outcome, Request, WorkerSpec
 from router.core.worker_specs import authority
@@ -157,6 +157,8 @@ class Pick:
         longest_s = context.settings.deadlines.request_timeout_s
         self.until_s = now_s + (_UNHEARD_S if longest_s is None else longest_s)
         self._picks.keep(self)
+        if not self._picks.logs:
+            context.port.apply(Carried(request.id, now_s))
         return headers
 
     def _headers(self) -> list[Header]:

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from router.core.errors import NoWorkerError
-from router.core.events import AnswerEvent, Progressed, PromptCounted, Succeeded
+from router.core.events import Carried, Progressed, PromptCounted, RelayEvent, Succeeded
 from router.core.state.group import Group
 from router.core.state.worker import Worker
 from router.core.stats import TokenStats
@@ -168,8 +168,8 @@ class _Place:
             self._port.apply(Succeeded(request.id, worker_id, now_s))
         return TokenStats()  # these answers have no tokens
 
-    def apply(self, event: AnswerEvent | Progressed | PromptCounted) -> None:
-        if not isinstance(event, Progressed | PromptCounted):
+    def apply(self, event: RelayEvent) -> None:
+        if not isinstance(event, Carried | Progressed | PromptCounted):
             self._port.apply(event)
 
     def end(self, request: PoolRequest, _: Outcome) -> None:

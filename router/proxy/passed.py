@@ -10,7 +10,7 @@ from dataclasses import replace
 from starlette.types import Scope
 
 from router.core.errors import NotLeadingError, UpstreamError
-from router.core.events import AnswerEvent, Progressed, PromptCounted
+from router.core.events import RelayEvent
 from router.core.stats import TokenStats
 from router.core.targets import Verdict
 from router.core.types import Outcome, Request, WorkerSpec
@@ -132,7 +132,7 @@ class _Leader:
     ) -> TokenStats:
         return TokenStats()
 
-    def apply(self, event: AnswerEvent | Progressed | PromptCounted) -> None:
+    def apply(self, event: RelayEvent) -> None:
         """It counts for itself, as in what follows."""
 
     def end(self, request: Request, outcome: Outcome) -> None: ...

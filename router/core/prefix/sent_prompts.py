@@ -19,7 +19,7 @@ MOST_TOKENS = 500_000
 """Most tokens of a worker while its KV memory is unknown: as an 8B model leaves on 80 GB."""
 
 KEPT_S = 600.0
-"""A part not sent for so long counts no more: other clients' prompts may have taken its place."""
+"""A part not computed for so long counts no more: prompts of others may have taken its place."""
 
 PART_TOKENS = 8 * PIECE_TOKENS
 """Of a prompt of token ids: as much as a chunk of text has, about."""

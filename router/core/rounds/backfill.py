@@ -76,27 +76,29 @@ class Backfill:
     ) -> str | None:
         """Reserve one of the ``free`` workers; None: the request stands aside.
 
-        It is the one with most room. It stays reserved as long as it is free, so that the request
-        fits there once what ran has ended. If the request would fit there only after its first
-        token is due, it stands aside until then. ``workers`` are all of the group, at the round's
-        start.
+        It is the one that was reserved for it, else the one with most room of those that are not
+        reserved for another, if any. If the request would fit there only after its first token is
+        due, it stands aside until then. ``workers`` are all of the group, at the round's start.
         """
         if request.id in self.aside and self.now < due_s(request):
             return None
 
-        def preferred(worker: WorkerView) -> tuple[bool, int]:
+        def preferred(worker: WorkerView) -> tuple[bool, bool, int]:
             made = self.made.get(worker.id)
-            return made is not None and made.request_id == request.id, worker.admissible or 0
+            own = made is not None and made.request_id == request.id
+            return own, made is None, worker.admissible or 0
 
         chosen = max(free, key=preferred)
         place = next(i for i, one in enumerate(workers) if one.id == chosen.id)
-        if not preferred(chosen)[0]:
-            self.made[chosen.id] = Reservation(request.id, self.running([place]).id)
+        made = self.made.get(chosen.id)
+        if made is None or made.request_id != request.id:
+            made = Reservation(request.id, self.running([place]).id)
         if self.now < due_s(request):
-            due, _ = self._foreseen(request, workers[place], place)
+            due, _ = self._foreseen(request, workers[place], place, made)
             if self.now + due * self.step_s > due_s(request):
                 self.aside.add(request.id)
                 return None
+        self.made[chosen.id] = made
         self._renewed.add(chosen.id)
         return chosen.id
 
@@ -116,16 +118,18 @@ class Backfill:
         first, worker = views
         if not waiting or not worker.admissible or worker.capacity <= request.slots:
             return None
-        due, spare = self._foreseen(request, first, place)
+        due, spare = self._foreseen(request, first, place, self.made[worker.id])
         spare += worker.admissible - (first.admissible or 0)
         return self._most(waiting, worker, spare, due) if spare > 0 else None
 
-    def _foreseen(self, request: Request, worker: WorkerView, place: int) -> tuple[float, float]:
+    def _foreseen(
+        self, request: Request, worker: WorkerView, place: int, made: Reservation
+    ) -> tuple[float, float]:
         """Steps until a request fits a reserved worker, and the memory then left beside it.
 
         Minus infinity is left if what ran there has freed enough by now, or never will.
         """
-        held, need = self._held_at(worker, place), worker.need(request)
+        held, need = self._held_at(worker, place, made), worker.need(request)
         most = (worker.admissible or 0) + held[0].sum()
         due = _first(most - held[:, _RAN], need)
         if not 0 < due < _AHEAD[-1]:
@@ -133,9 +137,8 @@ class Backfill:
         due = np.ceil(due * (1 + _PUT_OFF))
         return due, float(np.interp(due, _AHEAD, most - held.sum(axis=1)) - need)
 
-    def _held_at(self, worker: WorkerView, place: int) -> Floats:
+    def _held_at(self, worker: WorkerView, place: int, made: Reservation) -> Floats:
         """``Reservation.held``, anew for another view: one lasts until something changes there."""
-        made = self.made[worker.id]
         if made.held is None or made.held[0] is not worker:
             running = self.running([place])
             ran = np.isin(running.id, made.ran)

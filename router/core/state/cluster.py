@@ -225,17 +225,29 @@ class Cluster:
                 self._dispatch(tracked, event)
             case ev.Began():
                 self._begin(group, tracked, event)
-            case ev.Progressed():
+            case ev.Carried() | ev.Progressed() | ev.PromptCounted():
                 if tracked.worker is not None:
-                    group.progress(tracked.worker, tracked.request, event.generated_tokens)
-            case ev.PromptCounted():
-                if tracked.worker is not None:
-                    tracked.worker.count(event)
+                    self._note_part(group, tracked.worker, tracked.request, event)
             case ev.Fetched():
                 if tracked.keeper is not None:
                     tracked.keeper.drop(event.request_id)
             case _:
                 self._end_stage(group, tracked, event)
+
+    def _note_part(
+        self,
+        group: Group,
+        worker: Worker,
+        request: Request,
+        event: ev.Carried | ev.Progressed | ev.PromptCounted,
+    ) -> None:
+        match event:
+            case ev.Carried():
+                group.computed(worker, request, event.time_s)
+            case ev.Progressed():
+                group.progress(worker, request, event.generated_tokens)
+            case _:
+                worker.count(event)
 
     def _dispatch(self, tracked: _Tracked, event: ev.Dispatched) -> None:
         group = self._group_of[event.worker_id]
@@ -253,13 +265,16 @@ class Cluster:
             watcher.first_byte(tracked.request, event.time_s)
         if event.good and tracked.worker is not None:
             tracked.worker.breaker.succeeded(event.request_id, event.time_s)
-            group.begin(tracked.worker, tracked.request, event.time_s)
+            group.computed(tracked.worker, tracked.request, event.time_s)
+            group.progress(tracked.worker, tracked.request, 1)
 
     def _end_stage(
         self, group: Group, tracked: _Tracked, event: ev.Prefilled | ev.Returned | ev.Ended
     ) -> None:
         match event:
             case ev.Prefilled():
+                if tracked.worker is not None:
+                    group.computed(tracked.worker, tracked.request, event.time_s)
                 self._leave(group, tracked, event, complete=True)
                 keeper = tracked.worker if isinstance(tracked.worker, PrefillWorker) else None
                 if event.kept_until_s is None or keeper is None:

@@ -351,10 +351,9 @@ class Group:
         if new > 0:
             self._own_steps.receive(request, new)
 
-    def begin(self, worker: Worker, request: Request, now_s: float) -> None:
-        """The first byte of its answer is here: its prompt is computed."""
-        guesses.begun(self.prefixes, worker, request, now_s)
-        self.progress(worker, request, 1)
+    def computed(self, worker: Worker, request: Request, now_s: float | None) -> None:
+        """Its prompt is, or will not be seen to be."""
+        guesses.computed(self.prefixes, worker, request, now_s)
 
     def enter(self, worker: Worker, request: Request, now_s: float | None) -> None:
         """Move a waiting request to a worker; ``now_s`` None (as in ``leave``): unknown."""

@@ -25,8 +25,8 @@ def sent(prefixes: Prefixes, worker: Worker, request: Request, cached: int | Non
         prefixes.guessed_tokens += cached or 0
 
 
-def begun(prefixes: Prefixes, worker: Worker, request: Request, now_s: float) -> None:
-    """An answer begins: only now its prompt is computed, and others find it cached."""
+def computed(prefixes: Prefixes, worker: Worker, request: Request, now_s: float | None) -> None:
+    """A prompt is computed: only now others find it cached."""
     if guessed(prefixes, worker, request.content):
         _leaves(prefixes, worker, request, request.prompt_tokens, now_s)
 
@@ -37,12 +37,9 @@ def ended(
     """A request ends, and the worker still counts it: a session goes on with the whole answer."""
     prefixes.ended(request.id)
     content = request.content
-    if complete and content is not None and guessed(prefixes, worker, content):
-        tokens = request.prompt_tokens
-        if content.session:
-            prompt, outputs = worker.served(request.id, complete=True)
-            tokens = prompt + outputs // request.slots
-        _leaves(prefixes, worker, request, tokens, now_s)
+    if complete and content is not None and content.session and guessed(prefixes, worker, content):
+        prompt, outputs = worker.served(request.id, complete=True)
+        _leaves(prefixes, worker, request, prompt + outputs // request.slots, now_s)
 
 
 def read(prefixes: Prefixes, worker: Worker) -> None:

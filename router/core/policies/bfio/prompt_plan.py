@@ -106,7 +106,7 @@ class PromptPlan:
         work: shape (R, G), beta times the prompt tokens that each worker would compute of each.
         sizes: shape (R,), KV tokens that each request adds.
         slots: shape (R,), that each takes; on a worker's last one it goes all the same.
-        waited: shape (R,), A times the time that each has waited: longer requests wait no longer.
+        waited: shape (R,), A times the time that each has waited, since ``work`` weighs so too.
         pending: shape (G,), beta times the prompt tokens that each worker has yet to compute.
         loads: shape (G,), KV tokens.
         capacity: shape (G,), free slots.

@@ -88,13 +88,22 @@ def test_it_stays_reserved_while_others_have_more_room() -> None:
     assert found.worker_for(GIANT, fleet, fleet[1:]) == "c"
 
 
-def test_one_that_is_reserved_for_another_is_reserved_anew() -> None:
-    """What entered beside the other counts as what runs there."""
+def test_another_gets_a_worker_of_its_own_if_there_is_one() -> None:
     rows: Rows = [[(400, 64), (80, 30)], [(400, 64)]]
     fleet = workers(rows, [20, 10])
-    found = backfill(rows, ran=[0])
-    assert found.worker_for(request(8, 500), fleet, fleet) == "a"
-    assert found.made["a"].ran.tolist() == [0, 1]
+    found, other = backfill(rows, ran=[0]), request(8, 500)
+    assert found.worker_for(other, fleet, fleet) == "b"
+    assert found.worker_for(other, fleet, fleet[:1]) == "a"
+    assert found.made["a"].ran.tolist() == [0, 1], "what entered beside the first runs there now"
+
+
+def test_who_stands_aside_takes_nothing_from_whom_a_worker_is_reserved_for() -> None:
+    rows: Rows = [[(400, 60), (80, 30)]]
+    fleet, found = workers(rows, [20]), backfill(rows, ran=[0])
+    impatient = replace(request(8, 500), targets=Targets(5.0))
+    assert found.worker_for(impatient, fleet, fleet) is None
+    assert found.worker_for(GIANT, fleet, fleet) == "a"
+    assert found.made["a"].ran.tolist() == [0]
 
 
 def test_a_reservation_lasts_while_each_round_renews_it() -> None:

@@ -251,13 +251,13 @@ def test_without_steps_bfio_is_barrier_time() -> None:
     theirs.decider.policy = PerRequest(barrier_time)
     texts = [chain(range(100 * n, 100 * n + 6000), seed()) for n in range(6)]
     went, under_way = dict[str, list[str]](), list[str]()
-    for _ in range(80):
+    for _ in range(120):
         content = Content(pieces=rng.choice(texts)[: 8 * rng.randrange(1, 375)])
         if len(under_way) == 3 * SLOTS - 1:
             gone = under_way.pop(rng.randrange(len(under_way)))
             ours.end(gone)
             theirs.end(gone)
-        elif under_way and rng.random() < 0.7:
+        elif under_way and rng.random() < 0.9:
             for life in (ours, theirs):
                 life.cluster.apply(Began(under_way[-1], "", 0.0))
         for life in (ours, theirs):

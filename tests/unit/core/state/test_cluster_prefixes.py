@@ -10,6 +10,7 @@ from router.core.events import (
     Arrived,
     Began,
     CacheTold,
+    Carried,
     Dispatched,
     Ended,
     FeedStale,
@@ -256,6 +257,22 @@ def test_an_engine_with_the_plug_in_that_tells_no_blocks_caches_none() -> None:
     assert hits(cluster) is None
     cluster.apply(FeedStale("a"))
     send(cluster, asks(3))
+    assert hits(cluster) is None
+
+
+def test_what_a_gateway_takes_to_a_worker_counts_at_once() -> None:
+    cluster = cluster_of()
+    cluster.apply(Carried(token(1), 0.0))
+    send(cluster, asks(1), "a")
+    cluster.apply(Carried(token(1), 0.0))
+    assert hits(cluster) == [128, 0]
+
+
+def test_a_refused_prompt_is_not_cached() -> None:
+    cluster = cluster_of()
+    send(cluster, asks(1), "a")
+    cluster.apply(Began(token(1), "a", 0.0, good=False))
+    cluster.apply(Ended(token(1), Outcome.COMPLETED))
     assert hits(cluster) is None
 
 
