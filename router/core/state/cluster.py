@@ -273,8 +273,6 @@ class Cluster:
     ) -> None:
         match event:
             case ev.Prefilled():
-                if tracked.worker is not None:
-                    group.computed(tracked.worker, tracked.request, event.time_s)
                 self._leave(group, tracked, event, complete=True)
                 keeper = tracked.worker if isinstance(tracked.worker, PrefillWorker) else None
                 if event.kept_until_s is None or keeper is None:
@@ -311,8 +309,10 @@ class Cluster:
     ) -> None:
         if tracked.worker is None:
             group.withdraw(tracked.request)
-        else:
-            group.leave(tracked.worker, tracked.request, complete=complete, now_s=event.time_s)
+            return
+        if isinstance(event, ev.Prefilled):
+            group.computed(tracked.worker, tracked.request, event.time_s)
+        group.leave(tracked.worker, tracked.request, complete=complete, now_s=event.time_s)
         if tracked.keeper is not None:
             tracked.keeper.take_back(tracked.request.id)
         del self._requests[tracked.request.id]
