@@ -309,10 +309,10 @@ class Cluster:
     ) -> None:
         if tracked.worker is None:
             group.withdraw(tracked.request)
-            return
-        if isinstance(event, ev.Prefilled):
-            group.computed(tracked.worker, tracked.request, event.time_s)
-        group.leave(tracked.worker, tracked.request, complete=complete, now_s=event.time_s)
+        else:
+            if isinstance(event, ev.Prefilled):
+                group.computed(tracked.worker, tracked.request, event.time_s)
+            group.leave(tracked.worker, tracked.request, complete=complete, now_s=event.time_s)
         if tracked.keeper is not None:
             tracked.keeper.take_back(tracked.request.id)
         del self._requests[tracked.request.id]
