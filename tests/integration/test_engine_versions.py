@@ -34,9 +34,8 @@ RELEASES = {
 }
 LONGEST = ("0.26", "0.32", "0.33")
 
-
-# What each does in one process, by steps: to import vLLM takes longer than most of it.
 STATES = 1000
+# What each does in one process, by steps: to import vLLM takes longer than most of it.
 BETWEEN = {
     "names": 0,
     "capacity": STATES,

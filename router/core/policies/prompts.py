@@ -43,8 +43,7 @@ def barrier_time(request: Request, room: Room, open_: Sequence[int]) -> int:
 
     def added(i: int) -> tuple[float, int]:
         excess = max(0, room.load_tokens[i] + request.load_tokens - fullest)
-        pending = room.pending[i]
-        work = pending + ANEW * (room.prompt_work(i, request) - pending)
+        work = room.pending[i] + ANEW * room.own_work(i, request)
         return prompt_token * work + EXCESS_STEPS * token * excess, room.load_tokens[i]
 
     return min(open_, key=added)

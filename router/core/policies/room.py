@@ -142,11 +142,13 @@ class Room:
         """Tokens of a request's prompt that a worker has cached; 0 if unknown."""
         return self.known.hits(request)[index] if self.known.hits else 0
 
+    def own_work(self, index: int, request: Request) -> int:
+        """Prompt tokens of this request that a worker would have to compute."""
+        return request.load_tokens - self.cached(index, request) * request.slots
+
     def prompt_work(self, index: int, request: Request) -> int:
         """Prompt tokens that a worker would have to compute with this request."""
-        return (
-            self.pending[index] + request.load_tokens - self.cached(index, request) * request.slots
-        )
+        return self.pending[index] + self.own_work(index, request)
 
     def place(self, index: int, request: Request) -> None:
         self.pending[index] = self.prompt_work(index, request)

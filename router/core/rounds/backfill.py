@@ -83,16 +83,14 @@ class Backfill:
         if request.id in self.aside and self.now < due_s(request):
             return None
 
+        own = {i: made for i, made in self.made.items() if made.request_id == request.id}
+
         def preferred(worker: WorkerView) -> tuple[bool, bool, int]:
-            made = self.made.get(worker.id)
-            own = made is not None and made.request_id == request.id
-            return own, made is None, worker.admissible or 0
+            return worker.id in own, worker.id not in self.made, worker.admissible or 0
 
         chosen = max(free, key=preferred)
         place = next(i for i, one in enumerate(workers) if one.id == chosen.id)
-        made = self.made.get(chosen.id)
-        if made is None or made.request_id != request.id:
-            made = Reservation(request.id, self.running([place]).id)
+        made = own.get(chosen.id) or Reservation(request.id, self.running([place]).id)
         if self.now < due_s(request):
             due, _ = self._foreseen(request, workers[place], place, made)
             if self.now + due * self.step_s > due_s(request):
