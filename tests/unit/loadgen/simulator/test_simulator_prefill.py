@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
@@ -22,8 +21,8 @@ from router.core.forecast.forecast import WorkProfile
 from router.core.step_time import StepTime
 from router.core.types import Dispatch
 from tests.support.paper import PAPER
+from tests.support.plain_report import KEPT, PLAIN, POLICIES, plain_report
 
-KEPT_REPORT = Path(__file__).parents[3] / "data/simulator/without_prefill.json"
 UNTIMED = {"decision_ms_p50", "decision_ms_p99"}
 PREFILL = PrefillConfig(1, PrefillTime(1.0, 0.1), chunk=10, transfer=TransferTime(0.5, 0.01))
 TINY = DecodeConfig(
@@ -36,16 +35,6 @@ TINY = DecodeConfig(
     warmup=0,
     step_time=StepTime(1.0, 0.01),
     prefill=PREFILL,
-    **PAPER,
-)
-PLAIN = DecodeConfig(
-    policy="bfio",
-    lengths=LawLengths.parse("geometric:100,40"),
-    workers=4,
-    slots=8,
-    pool=16,
-    steps=120,
-    warmup=20,
     **PAPER,
 )
 
@@ -156,8 +145,10 @@ def test_full_arrivals_keep_as_many_waiting_before_decode() -> None:
 
 
 def test_without_prefill_workers_the_report_is_as_it_was() -> None:
-    for policy, expected in read_figures(KEPT_REPORT).items():
-        report = simulate(replace(PLAIN, policy=policy)).report()
+    kept = read_figures(KEPT)
+    assert tuple(kept) == POLICIES
+    for policy, expected in kept.items():
+        report = plain_report(policy)
 
         assert list(report) == list(expected)
         assert json.dumps(report["parameters"]) == json.dumps(expected["parameters"])
