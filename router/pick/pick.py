@@ -124,8 +124,7 @@ class Pick:
     async def serve(self, client: Client) -> None:
         """Tell an HTTP client where its request is to go."""
         headers = await self.place()
-        if client.gone:
-            self._picks.end(self, Told(0, client_left=True), "answer")
+        self.carried()
         client.answer(authorized(headers, self._picks.removed(headers)))
 
     async def place(self) -> list[Header]:
@@ -157,9 +156,11 @@ class Pick:
         longest_s = context.settings.deadlines.request_timeout_s
         self.until_s = now_s + (_UNHEARD_S if longest_s is None else longest_s)
         self._picks.keep(self)
-        if not self._picks.logs:
-            context.port.apply(Carried(request.id, now_s))
         return headers
+
+    def carried(self) -> None:
+        """Take its prompt for computed: over HTTP nobody tells when the answer begins."""
+        self._context.port.apply(Carried(self.request.id, self.sent_s))
 
     def _headers(self) -> list[Header]:
         worker, head = self.worker, self.asked.head

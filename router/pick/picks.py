@@ -313,6 +313,8 @@ class _AsJson:
 
     async def serve(self, client: Client) -> None:
         headers = await self._pick.place()
+        if isinstance(self._pick, Pick):
+            self._pick.carried()
         endpoint = header(headers, DESTINATION).decode().partition(",")[0]
         host, _, port = endpoint.rpartition(":")
         rank = header(headers, RANK)

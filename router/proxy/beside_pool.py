@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from router.core.errors import NoWorkerError
-from router.core.events import Carried, Progressed, PromptCounted, RelayEvent, Succeeded
+from router.core.events import Progressed, PromptCounted, RelayEvent, Succeeded
 from router.core.state.group import Group
 from router.core.state.worker import Worker
 from router.core.stats import TokenStats
@@ -169,7 +169,7 @@ class _Place:
         return TokenStats()  # these answers have no tokens
 
     def apply(self, event: RelayEvent) -> None:
-        if not isinstance(event, Carried | Progressed | PromptCounted):
+        if not isinstance(event, Progressed | PromptCounted):
             self._port.apply(event)
 
     def end(self, request: PoolRequest, _: Outcome) -> None:

@@ -44,6 +44,23 @@ async def test_requests_wait_for_a_slot_and_are_sent_then(opened: Opened) -> Non
         assert gate.ends == {"log": 3}
 
 
+async def test_a_prompt_counts_as_cached_where_its_answer_begins_or_nobody_tells(
+    opened: Opened, request: pytest.FixtureRequest
+) -> None:
+    over_grpc = "ext_proc" in request.node.name
+    async with opened(2) as (gate, engines):
+        asked = gate.router.post(prompt=[*range(1, 300)])
+        exchange = await engines[0].next()
+        prefixes = gate.router.dispatcher.cluster.groups["default"].prefixes
+        assert prefixes.guessed == (0 if over_grpc else 1)
+
+        await exchange.answer(b"{}")
+
+        assert (await soon(asked)).status_code == 200
+        await settled(gate)
+        assert prefixes.guessed == 1
+
+
 async def test_streams_come_through(opened: Opened) -> None:
     async with opened() as (gate, engines):
         asked = gate.router.post(stream=True)

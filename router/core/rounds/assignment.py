@@ -108,7 +108,7 @@ class _Round:
         first = tier.requests[:1]
         if self.memory and first and first[0].arrival_s <= self.late_since:
             alone = tier.of_same(first)
-            if self._lacking(alone) is not None:
+            if self._lacking(alone):
                 early = self._beside(alone, share)
                 if not early:
                     self._reserve(alone)
@@ -167,22 +167,25 @@ class _Round:
             outlook = outlook.after(done, tier.by_id, self.workers)
             self.known = replace(self.known, outlook=outlook)
 
-    def _lacking(self, tier: Tier) -> Request | None:
-        """The first that lacks memory, where workers are offered that have a slot."""
+    def _lacking(self, tier: Tier) -> Sequence[Request]:
+        """Those that lack memory, where workers are offered that have a slot."""
         offered = self._offered(tier)
         if max([one.capacity for one in offered]) <= 0:
-            return None
+            return ()
         fitting = Room(offered).fitting(tier)
         if len(fitting) == len(tier):
-            return None
+            return ()
         fit = {request.id for request in fitting}
-        return next(request for request in tier if request.id not in fit)
+        return [request for request in tier if request.id not in fit]
 
     def _reserve(self, tier: Tier) -> None:
-        """Reserve a worker for the first that lacks memory, if any; it may stand aside."""
-        lacking = self._lacking(tier)
-        if lacking is None:
+        """Reserve a worker for the first that lacks memory and does not stand aside, if any."""
+        every = self._lacking(tier)
+        if self.backfill is not None:
+            every = [each for each in every if not self.backfill.stands_aside(each)]
+        if not every:
             return
+        lacking = every[0]
         free = [one for one in self._offered(tier) if one.capacity > 0]
         worker_id: str | None = max(free, key=lambda worker: worker.admissible or 0).id
         if self.backfill is not None:

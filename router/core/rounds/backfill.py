@@ -67,22 +67,23 @@ class Backfill:
         self, look_ahead: LookAhead | None, now: float, step_s: float, waits: Callable[[str], bool]
     ) -> None:
         self.look_ahead, self.now, self.step_s = look_ahead, now, step_s
-        self.made = {i: made for i, made in self.made.items() if i in self._renewed}
+        self.made = {
+            worker_id: made
+            for worker_id, made in self.made.items()
+            if worker_id in self._renewed and waits(made.request_id)
+        }
         self.aside = set(filter(waits, self.aside))
         self._renewed = set()
 
     def worker_for(
         self, request: Request, workers: Sequence[WorkerView], free: Sequence[WorkerView]
     ) -> str | None:
-        """Reserve one of the ``free`` workers; None: the request stands aside.
+        """Reserve one of the ``free`` workers; None: the request stands aside from now on.
 
         It is the one that was reserved for it, else the one with most room of those that are not
         reserved for another, if any. If the request would fit there only after its first token is
         due, it stands aside until then. ``workers`` are all of the group, at the round's start.
         """
-        if request.id in self.aside and self.now < due_s(request):
-            return None
-
         own = {i: made for i, made in self.made.items() if made.request_id == request.id}
 
         def preferred(worker: WorkerView) -> tuple[bool, bool, int]:
@@ -99,6 +100,10 @@ class Backfill:
         self.made[chosen.id] = made
         self._renewed.add(chosen.id)
         return chosen.id
+
+    def stands_aside(self, request: Request) -> bool:
+        """Whether no worker is reserved for it, since it would fit too late for its target."""
+        return request.id in self.aside and self.now < due_s(request)
 
     def taken(self, worker_ids: Set[str]) -> None:
         """End the reservations of workers that requests entered otherwise than beside one."""

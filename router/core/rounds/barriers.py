@@ -38,6 +38,7 @@ class Barrier:
         together: whether its workers wait for each other.
         cost: of a step; None: not learned yet.
         hits: cached part of each prompt by worker; None: unknown.
+        reserved: ids of the requests for which one of its workers is reserved.
     """
 
     views: Sequence[WorkerView]
@@ -52,6 +53,7 @@ class Barrier:
     together: bool
     cost: StepTime | None = None
     hits: Hits | None = None
+    reserved: Set[str] = frozenset()
 
     @classmethod
     def of(cls, views: Sequence[WorkerView], *, together: bool) -> "Barrier":
@@ -71,9 +73,12 @@ class Barrier:
             together=together,
         )
 
-    def now(self, cost: StepTime | None, hits: Hits | None) -> "Barrier":
+    def now(
+        self, cost: StepTime | None, hits: Hits | None, reserved: Set[str] = frozenset()
+    ) -> "Barrier":
         """A copy on which requests can be placed."""
-        return replace(self, cost=cost, hits=hits, pending_tokens=self.pending_tokens[:])
+        pending = self.pending_tokens[:]
+        return replace(self, cost=cost, hits=hits, reserved=reserved, pending_tokens=pending)
 
     def fits(self, request: Request, closed: Set[str]) -> bool:
         """Whether a worker beside the closed ones had a slot and memory for it."""
@@ -141,5 +146,9 @@ def _willing(request: Request, barriers: Mapping[str, Barrier]) -> Mapping[str, 
     for closed in (request.lacks | request.avoid, request.lacks):
         if fitting := {name: one for name, one in barriers.items() if one.fits(request, closed)}:
             return fitting
+    # It fits nowhere. A worker that is reserved for it is emptied for it: elsewhere it would begin
+    # to wait anew.
+    if kept := {name: one for name, one in barriers.items() if request.id in one.reserved}:
+        return kept
     ids = {name: {view.id for view in one.views} for name, one in barriers.items()}
     return {name: one for name, one in barriers.items() if not ids[name] <= request.lacks}

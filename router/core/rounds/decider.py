@@ -288,7 +288,8 @@ class RoundDecider(Generic[W]):
         group = self.group
         together = group.barrier is not False
         kept = self._barrier.of(self._seen, lambda: Barrier.of(self._views, together=together))
-        return kept.now(group.step_time, group.hits)
+        reserved = {made.request_id for made in self.backfill.made.values()}
+        return kept.now(group.step_time, group.hits, reserved)
 
     @property
     def _seen(self) -> Hashable:

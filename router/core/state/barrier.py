@@ -299,7 +299,7 @@ class StepLedger:
 
     def _contest(self, loads: Sequence[int], *, together: bool, counted: bool) -> bool:
         if not counted:  # nothing is known of a barrier
-            self._together_share = None
+            self._together_share, self._contested = None, 0
             return False
         if sum(load > 0 for load in loads) < 2:
             return False

@@ -87,10 +87,11 @@ class GroupBudget:
         doubted = tpot_s is not None and (
             chosen is None or rest_s >= tpot_s or self._unknown > _PATIENCE
         )
+        priced = cost is not None and cost.per_prompt_token_s > 0
         tried = self._tried(seen.prompt_tokens, doubted=doubted)
         if tried is not None:
             chosen = tried
-        elif chosen is not None and rests_s and group.barrier is False:
+        elif chosen is not None and priced and group.barrier is False:
             own = {i: budget.of(own_s) for i, own_s in rests_s.items()}
             self._own = {
                 i: one if i in decoding else StepBudget(one.tokens) for i, one in own.items()
@@ -134,5 +135,5 @@ class GroupBudget:
         since = self._doubted % _OF_STEPS
         part = _PARTS[since // _EACH % len(_PARTS)]
         tokens = int(part * self._usual) if doubted and since < _TRIED else 0
-        self._trying = bool(tokens) and part < 1
+        self._trying = bool(tokens)
         return StepBudget(tokens) if tokens else None

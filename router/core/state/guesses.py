@@ -34,10 +34,15 @@ def computed(prefixes: Prefixes, worker: Worker, request: Request, now_s: float 
 def ended(
     prefixes: Prefixes, worker: Worker, request: Request, *, complete: bool, now_s: float | None
 ) -> None:
-    """A request ends, and the worker still counts it: a session goes on with the whole answer."""
+    """A request ends, and the worker still counts it: a session goes on with the whole answer.
+
+    Not where the engine has refused it: then it has computed nothing.
+    """
     prefixes.ended(request.id)
     content = request.content
-    if complete and content is not None and content.session and guessed(prefixes, worker, content):
+    if not complete or worker.has_refused(request.id):
+        return
+    if content is not None and content.session and guessed(prefixes, worker, content):
         prompt, outputs = worker.served(request.id, complete=True)
         _leaves(prefixes, worker, request, prompt + outputs // request.slots, now_s)
 

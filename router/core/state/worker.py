@@ -309,6 +309,9 @@ class Worker:
         if request_id in self._in_flight:
             self._in_flight[request_id].refused = True
 
+    def has_refused(self, request_id: str) -> bool:
+        return self._in_flight[request_id].refused
+
     def remove(self, request_id: str, *, complete: bool, now_s: float | None = None) -> None:
         """Stop counting a request; an incomplete one counts until its engine has dropped it."""
         self._note_own()

@@ -119,6 +119,14 @@ def test_a_reservation_lasts_while_each_round_renews_it() -> None:
     assert not found.made
 
 
+def test_a_reservation_ends_with_its_requests_wait() -> None:
+    rows: Rows = [[(400, 64)], [(400, 64)]]
+    fleet, found = workers(rows, [100, 90]), backfill(rows)
+    assert found.worker_for(GIANT, fleet, fleet) == "a"
+    found.begin(found.look_ahead, 1.0, 1.0, lambda each: each != GIANT.id)
+    assert not found.made
+
+
 @pytest.mark.parametrize(
     ("target_s", "now", "step_s", "kept"),
     [
@@ -147,7 +155,8 @@ def test_it_stands_aside_until_it_is_late() -> None:
     fleet = workers(rows, [200])
     for now, kept in ((20.0, None), (49.0, None), (50.0, "a")):
         found.begin(found.look_ahead, now, 2.0 if now < 49 else 0.0, lambda _: True)
-        assert found.worker_for(giant, fleet, fleet) == kept
+        aside = found.stands_aside(giant)
+        assert (None if aside else found.worker_for(giant, fleet, fleet)) == kept
         assert not found.made or kept == "a" or found.aside
     found.begin(found.look_ahead, 51.0, 0.0, lambda _: False)
     assert not found.aside
@@ -281,6 +290,18 @@ def test_no_worker_is_kept_for_one_that_stands_aside() -> None:
     other = capped(1, 150, None)
     assert entered([[giant, other]], [[(400, 64)]], [200], 0.0) == [(1, "a")]
     assert entered([[GIANT, other]], [[(400, 64)]], [200], 0.0) == []
+
+
+def test_another_may_have_the_worker_that_one_which_stands_aside_leaves() -> None:
+    rows: Rows = [[(400, 64)]]
+    impatient = replace(GIANT, targets=Targets(50.0))
+    other, short = request(8, 500), capped(1, 150, None)
+    found, fleet = backfill(rows), workers(rows, [200], capacity=3)
+    found.aside.add(impatient.id)
+    tiers = [[impatient, other], [short]]
+    done = assignment.assign(PerRequest(fcfs), tiers, fleet, late_since=0.0, backfill=found)
+    assert not done
+    assert found.made["a"].request_id == other.id
 
 
 def test_those_that_may_not_use_the_reserved_worker_stay_outside() -> None:

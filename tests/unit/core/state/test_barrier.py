@@ -91,6 +91,8 @@ def test_ranks_whose_idle_steps_are_unknown_claim_no_barrier(lacking: tuple[str,
     counted = 1 if lacking else 3
     assert (totals.contested_steps, totals.timed_s > 1.0) == (counted, not lacking)
     assert ledger.barrier is (None if lacking else True)
+    closed(ledger, Said("a", 4, 100), Said("b", 4, 60))
+    assert ledger.barrier is True, "what is known counts from there on"
 
 
 def test_averages_are_differences_of_totals() -> None:

@@ -17,6 +17,7 @@ from router.core.events import (
     GaugesReceived,
     Progressed,
     PromptCounted,
+    Refused,
     SnapshotReceived,
     WorkerDown,
     WorkerUp,
@@ -274,6 +275,17 @@ def test_a_refused_prompt_is_not_cached() -> None:
     cluster.apply(Began(token(1), "a", 0.0, good=False))
     cluster.apply(Ended(token(1), Outcome.COMPLETED))
     assert hits(cluster) is None
+
+
+def test_a_session_has_no_refused_turn() -> None:
+    cluster = cluster_of()
+    hidden = session_content("alice", b"chat")
+    turns = [Request(token(i), "default", 160, content=hidden) for i in range(2)]
+    send(cluster, turns[0], "a")
+    cluster.apply(Refused(token(0), "a"))
+    cluster.apply(Began(token(0), "a", 0.0, good=False))
+    cluster.apply(Ended(token(0), Outcome.COMPLETED))
+    assert hits(cluster, turns[1]) is None
 
 
 def test_a_worker_that_is_down_is_guessed_anew() -> None:

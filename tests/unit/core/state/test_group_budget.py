@@ -81,6 +81,10 @@ def test_without_a_barrier_each_engine_has_its_own(monkeypatch: pytest.MonkeyPat
     for worker, rest_s in rests_s.items():
         assert budget.of(worker) == (int(3 * rest_s / 1e-4), 1)
     assert group.prompt_budget == budget.of("a") == budget.of("c, untold")
+    unpriced = cluster(FittedStepTime(10e-3, 1e-6)).groups["default"]
+    budget = GroupBudget(unpriced, PromptBudget(Targets(tpot_s=1.0)))
+    budget.step_ended()
+    assert budget.of("a") == unpriced.prompt_budget == (512, 1), "what prompts cost is not known"
     constant = GroupBudget(group, 77)
     assert not constant.step_ended()
     assert constant.of("a") == constant.of("b") == (77, 1)
@@ -260,7 +264,10 @@ def test_a_target_that_no_budget_keeps_does_not_bound_prompts() -> None:
 
 
 def budgets(cost: StepTime | None, budget: PromptBudget, steps: int) -> list[int | None]:
-    """Of steps in which two ranks compute 1,000 prompt tokens each, or what the budget allows."""
+    """Of steps in which two ranks compute 1,000 prompt tokens each, or as many as a budget bounds.
+
+    What a budget does not let them compute is there for the next one.
+    """
     made = cluster(cost)
     group = made.groups["default"]
     chooser = GroupBudget(group, budget)
@@ -268,7 +275,8 @@ def budgets(cost: StepTime | None, budget: PromptBudget, steps: int) -> list[int
     made.apply(Dispatched(one.id, "b"))
     chosen: list[int | None] = []
     for step in range(2, 2 + steps):
-        computed = min(1000, (chosen and chosen[-1]) or 1000)
+        bound = (chosen and chosen[-1]) or 1000
+        computed = 1000 if bound == 1 << 20 else bound
         for each in "ab":
             said = snapshot("delta", step)
             show(made, each, structs.replace(said, scheduled_prefill_tokens=computed))
