@@ -299,7 +299,7 @@ def test_another_may_have_the_worker_that_one_which_stands_aside_leaves() -> Non
     found, fleet = backfill(rows), workers(rows, [200], capacity=3)
     found.aside.add(impatient.id)
     tiers = [[impatient, other], [short]]
-    done = assignment.assign(PerRequest(fcfs), tiers, fleet, late_since=0.0, backfill=found)
+    done = assignment.assign(PerRequest(fcfs), tiers, fleet, late_since=-1.0, backfill=found)
     assert not done
     assert found.made["a"].request_id == other.id
 

@@ -115,12 +115,13 @@ def test_a_group_whose_memory_is_short_has_it_only_if_all_are() -> None:
 
 
 def test_it_stays_where_a_worker_is_reserved_for_it_while_it_fits_nowhere() -> None:
-    one, room = request(1, 2000), {"admissible_tokens": 1999}
+    one = request(1, 2000)
     for reserved, expected in ((frozenset[str](), "a"), (frozenset({one.id}), "b")):
-        busier = replace(barrier("b", requests=3, **room), reserved=reserved)
-        assert chosen(one, a=barrier("a", requests=1, **room), b=busier) == [expected]
-    fits = barrier("a", requests=1, admissible_tokens=2000)
-    assert chosen(one, a=fits, b=replace(barrier("b", **room), reserved={one.id})) == ["a"]
+        short = barrier("a", requests=1, admissible_tokens=1999)
+        busier = replace(barrier("b", requests=3, admissible_tokens=1999), reserved=reserved)
+        assert chosen(one, a=short, b=busier) == [expected]
+        fits = barrier("a", requests=3, admissible_tokens=2000)
+        assert chosen(one, a=fits, b=busier) == ["a"]
 
 
 def test_groups_that_lack_its_model_or_failed_it_are_passed_over() -> None:
