@@ -84,10 +84,10 @@ class KvMemory:
         return grown
 
     def prefix(self, request: Any) -> Sequence[Hashable]:
-        """Hashes of its blocks, as they become full, if others' blocks may serve it."""
+        """Hashes of the blocks that are full now, if others' blocks may serve it."""
         if not self._manager.enable_caching or request.skip_reading_prefix_cache:
             return ()
-        return request.block_hashes  # type: ignore[no-any-return]
+        return tuple(request.block_hashes)  # vLLM's own list grows with the answer
 
     def blocks_found(self, request: Any) -> int:
         """Blocks that a waiting request with a prefix does not take, since running ones hold them.

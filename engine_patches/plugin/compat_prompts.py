@@ -65,10 +65,13 @@ class PromptTokens:
     def hold(self) -> None:
         """Let the next step compute no prompts; ``schedule`` must be told to throttle them.
 
-        By itself vLLM throttles none if it left requests waiting, or if none decodes here.
+        By itself vLLM throttles none if it left requests waiting, or if none decodes here: then
+        the step has no tokens. Else it has all of its own, so that KV from elsewhere can come.
         """
-        self._scheduler.max_num_scheduled_tokens = min(self._step_tokens, self._decoding)
-        self._scheduler.prefill_capacity_bound = False
+        scheduler = self._scheduler
+        scheduler.prefill_capacity_bound = False
+        if all(one.is_prefill_chunk for one in scheduler.running):
+            scheduler.max_num_scheduled_tokens = 0
 
     @property
     def _decoding(self) -> int:

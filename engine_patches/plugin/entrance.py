@@ -66,6 +66,8 @@ class Entrance:
         if self._aside_beside:
             beside.remove_requests(self._aside_beside)
         queue = self._aside = scheduler.waiting
+        if self.remote:  # its KV did not come, and it waits in the queue again
+            ids = [*(one.request_id for one in queue if one.request_id in inside), *ids]
         scheduler.waiting = type(queue)()
         for request in _taken(queue, ids):
             scheduler.waiting.add_request(request)

@@ -334,12 +334,14 @@ class Reporter:
             message.kv_groups = memory.used(memory.blocks_total - free)
 
     def _answer(self) -> None:
-        try:
-            while not self._closing.is_set():
+        while not self._closing.is_set():
+            try:
                 self._publisher.poll(_POLL_S)
-        except Exception:
-            self.failed = True
-            log.exception("evenstep: %s", _ENDS)
+            except Exception:
+                if not self.failed:
+                    log.exception("evenstep: %s", _ENDS)
+                self.failed = True  # heartbeats go on, and say so
+                self._closing.wait(_POLL_S)
 
     def _follow_power(self) -> None:
         while self._power is not None and not (self.failed or self._closing.wait(_POLL_S)):

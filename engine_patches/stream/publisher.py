@@ -214,7 +214,9 @@ class SnapshotPublisher:
             self._requests.poll(int(timeout_s * 1e3))
         with self.lock:
             now_s = self._clock()
-            if (self._idle or self.stateless) and now_s - self._sent_s >= HEARTBEAT_S:
+            # The clock may have been set back since.
+            due = not 0 <= now_s - self._sent_s < HEARTBEAT_S
+            if (self._idle or self.stateless) and due:
                 told = msgspec.structs.replace(self.message, time_s=now_s, **_NO_STEP)
                 told.kind = "stateless" if self.stateless else "delta"
                 self._send_delta(told)

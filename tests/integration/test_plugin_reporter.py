@@ -72,6 +72,24 @@ def test_a_router_follows_steps(engine: Engine, routers: Routers) -> None:
     assert (full.kind, full.running, full.sequence) == ("full", (), preempted.sequence)
 
 
+def test_a_fault_while_routers_are_answered_is_told(
+    engine: Engine,
+    routers: Routers,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stream = routers.subscribed(engine.reporter.endpoint)
+
+    def fails() -> bool:
+        raise OSError("no more descriptors")
+
+    monkeypatch.setattr(engine.reporter._publisher, "_answer_one", fails)
+    wait_until(lambda: engine.reporter.failed, WAIT_S, "it has failed")
+    engine.now_s += HEARTBEAT_S
+    assert decode(stream.recv()).kind == "stateless"
+    assert caplog.text.count("the state stream ends here") == 1
+
+
 def test_steps_in_which_only_the_other_ranks_compute_are_counted(
     engine: Engine, routers: Routers
 ) -> None:

@@ -139,6 +139,11 @@ def test_an_idle_worker_beats_once_a_second(wire: Wire) -> None:
     assert (beat.sequence, beat.time_s) == (told.sequence + 1, wire.now_s)
     wire.publisher.poll()
     assert wire.silent()
+    wire.now_s -= HEARTBEAT_S / 2  # the clock is set back
+    wire.publisher.poll()
+    assert wire.next().time_s == wire.now_s
+    wire.publisher.poll()
+    assert wire.silent()
 
 
 def test_a_worker_that_runs_but_does_not_step_says_nothing(wire: Wire) -> None:

@@ -224,6 +224,24 @@ def test_whose_kv_failed_to_come_is_not_kept_out() -> None:
     gated.gate.close()
 
 
+def test_whose_kv_failed_to_come_waits_in_the_queue_before_all_others() -> None:
+    gated = Gated(policy="headroom", headroom=0.1, adaptive=False)
+    scheduler: Any = gated.scheduler
+    gated.entrance.remote = True
+    failed = gated.add("a", 20)
+    scheduler.waiting.remove(failed)
+    scheduler.kv_holding_waiting.append(failed)
+    failed.status, failed.num_computed_tokens = Status.WAITING_FOR_REMOTE_KVS, 20
+    gated.step()
+    gated.add("b", 8)
+    scheduler.kv_holding_waiting.remove(failed)
+    scheduler.waiting.append(failed)
+    failed.status, failed.num_computed_tokens = Status.RUNNING, 0
+    gated.gate.open()
+    assert [one.request_id for one in scheduler.waiting] == ["a", "b"]
+    gated.gate.close()
+
+
 def test_a_sessions_next_input_enters_with_its_own_size() -> None:
     gated = Gated(policy="headroom")
     scheduler: Any = gated.scheduler

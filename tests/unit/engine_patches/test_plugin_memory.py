@@ -102,7 +102,9 @@ def test_what_running_requests_hold_of_a_prompt() -> None:
     memory = KvMemory(scheduler)
     request = Request("a", 40)
     request.block_hashes = ["x", "y"]
-    assert memory.prefix(request) == ["x", "y"]
+    before = memory.prefix(request)
+    request.block_hashes.append("of its answer")
+    assert (before, request.block_hashes.pop()) == (("x", "y"), "of its answer")
     scheduler.kv_cache_manager.coordinator.held = [True, True, False]
     assert memory.blocks_found(request) == 2
     request.skip_reading_prefix_cache = True
