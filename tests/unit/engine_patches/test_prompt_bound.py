@@ -120,7 +120,7 @@ def test_in_a_window_only_one_step_computes_prompts() -> None:
     for number in range(1, 10):
         engine.bound.stepped(number, lambda own: own)
         made.append((engine.bound.holds, engine.step()))
-    # Of a closed step vLLM defers the prompts itself, and goes on with KV that comes from elsewhere.
+    # Of a closed step vLLM defers the prompts itself; KV from elsewhere may come in it.
     closed, open_ = (True, (8192, 0)), (False, (71, 70))
     assert made == [closed, closed, closed, open_] * 2 + [closed]
     assert engine.bound.tokens == 70
