@@ -42,7 +42,7 @@ class Tracer:
             trace = import_module("opentelemetry.sdk.trace")
             exporter = import_module("opentelemetry.exporter.otlp.json.http.trace_exporter")
         except ImportError:
-            said = "--otlp-traces-endpoint needs OpenTelemetry: the extra 'tracing' of evenstep"
+            said = "--otlp-traces-endpoint needs OpenTelemetry: pip install 'evenstep[tracing]'"
             raise ConfigError(said) from None
         api, resource = map(import_module, ("opentelemetry.trace", "opentelemetry.sdk.resources"))
         self._propagate = import_module("opentelemetry.propagate")

@@ -78,7 +78,7 @@ def _watched_file(path: Path) -> Source:
         from watchfiles import awatch
     except ImportError:
         raise ConfigError(
-            "--discover file: needs watchfiles: the extra 'discovery' of evenstep"
+            "--discover file: needs watchfiles: pip install 'evenstep[discovery]'"
         ) from None
     if not path.parent.is_dir():
         raise ConfigError(f"--discover file:{path}: there is no folder {path.parent}")

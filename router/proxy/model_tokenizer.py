@@ -44,8 +44,8 @@ class ModelTokenizer:
             from tokenizers import Tokenizer
         except ImportError as error:
             raise ConfigError(
-                f"a tokenizer needs {error.name}, which is not installed: the extra "
-                "'tokenizer' of evenstep"
+                f"a tokenizer needs {error.name}, which is not installed: pip install "
+                "'evenstep[tokenizer]'"
             ) from None
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]

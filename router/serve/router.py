@@ -304,7 +304,7 @@ class Router:
 
     def _make_picks(self, settings: ServeSettings) -> Picks:
         if not (find_spec("grpc_health") and find_spec("envoy")):
-            raise ConfigError("evenstep pick needs gRPC: the extra 'gateway' of evenstep")
+            raise ConfigError("evenstep pick needs gRPC: pip install 'evenstep[gateway]'")
         addressed = Addressed()
         for spec in settings.workers:
             addressed.join(spec)

@@ -4,16 +4,15 @@ python -m tests.support.plain_report
 """
 
 from dataclasses import replace
-from pathlib import Path
 
-from loadgen.report.origin import Engines, origin
+from loadgen.report.origin import ROOT, Engines, origin
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.length_sources import LawLengths
 from tests.support.figure_files import write_figures
 from tests.support.paper import PAPER
 
-KEPT = Path(__file__).parents[1] / "data/simulator/without_prefill.json"
+KEPT = ROOT / "tests/data/simulator/without_prefill.json"
 CODE = ("router/core", "loadgen/simulator/decode", "loadgen/model", "tests/support/plain_report.py")
 POLICIES = ("bfio", "least_tokens")
 PLAIN = DecodeConfig(

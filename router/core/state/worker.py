@@ -203,9 +203,8 @@ class Worker:
         ended = feed.apply(snapshot, received_s)
         if ended is None:
             return None
-        for token in ended:
-            if token in self._in_flight:
-                self._in_flight[token].finished += 1
+        for token in filter(self._in_flight.__contains__, ended):
+            self._in_flight[token].finished += 1
         if ended or feed.changed:
             self._recount(feed.changed.union(ended))
         self._note_departures(feed)
