@@ -1,5 +1,6 @@
 """The league's requests, its parts and its page."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -14,8 +15,9 @@ from loadgen.replay.replay_results import RequestResult
 from loadgen.report.origin import Engines as Physics
 from loadgen.report.origin import origin
 from loadgen.traces.trace import load_trace
+from tests.bench.league import client
 from tests.bench.league.bounds import least_ttft_ms
-from tests.bench.league.client import Client, Place, Sent, figures
+from tests.bench.league.client import Client, Headers, Place, Sending, Sent, figures
 from tests.bench.league.entrant import Engines, Entrant, Running
 from tests.bench.league.entrants import ENTRANTS, ONCE, ONCE_IN
 from tests.bench.league.page import counted, league_text, losses, summarize
@@ -296,7 +298,8 @@ def test_an_empty_league_says_so(tmp_path: Path) -> None:
 
 
 def test_figures_of_a_run_without_answers() -> None:
-    found = figures(OPEN, Sent(tenants=["one"] * 10, results=[None] * 10), [], [0, 0, 0])
+    sendings = [Sending(number, "one", 1.0, 1.0) for number in range(10)]
+    found = figures(OPEN, Sent(sendings, [None] * 10), [], [0, 0, 0])
     assert (found["lost"], found["failed"], found["completed"]) == (8, 8, 0)  # less the warm-up
     assert found["mean_ttft_ms"] is None
 
@@ -310,27 +313,85 @@ def test_no_router_can_be_better_than_prompts_alone_with_all_beginnings_cached()
     assert least_ttft_ms(WORKLOADS["decode-saturated"], 0) is None
 
 
-def test_of_clients_that_wait_requests_count_by_their_end() -> None:
-    load = replace(WORKLOADS["decode-saturated"], warmup=0.5, time_scale=1.0)
-
-    def result(sent_s: float, end_s: float) -> RequestResult:
-        return RequestResult(
+def answered(workload: Workload, *times: tuple[int, float, float]) -> Mapping[str, Any]:
+    """Figures of requests by session, time of sending and of their end; TTFT is 0.5 s."""
+    results = [
+        RequestResult(
             prompt_tokens=10,
-            output_tokens=2,
+            output_tokens=11,
             cached_tokens=0,
             scheduled_s=sent_s,
             sent_s=sent_s,
             first_s=sent_s + 0.5,
             end_s=end_s,
-            status=200,
-            error=None,
         )
+        for _, sent_s, end_s in times
+    ]
+    sendings = [Sending(session, "one", sent_s, sent_s) for session, sent_s, _ in times]
+    sent = Sent(sendings, [*results], max(end_s for *_, end_s in times))
+    return figures(replace(workload, time_scale=1.0), sent, [], [0, 0, 0])
 
+
+def test_of_clients_that_wait_requests_count_by_their_end() -> None:
+    load = replace(WORKLOADS["decode-saturated"], warmup=0.5)
     # The first one lay until the middle, the last one ends after all were sent.
-    results = [result(0, 6), result(0, 1), result(2, 5), result(5, 9)]
-    sent = Sent(["one"] * 4, [*results], 0.0, 7.0, 9.0)
-    found = figures(load, sent, [], [0, 0, 0])
+    times = (0, 0, 6), (1, 0, 1), (2, 2, 5), (3, 5, 9)
+    found = answered(load, *times, (4, 7, 9))
     assert found["completed"] == 2
     assert found["mean_e2el_ms"] == pytest.approx(1e3 * (6 + 3) / 2)
-    of_times = figures(replace(load, clients=0), sent, [], [0, 0, 0])
+    of_times = answered(replace(load, clients=0), *times)
     assert of_times["mean_e2el_ms"] == pytest.approx(1e3 * (3 + 4) / 2)
+
+
+def test_the_first_sessions_warm_a_router_up_however_late_their_requests_come() -> None:
+    load = replace(WORKLOADS["chat"], warmup=1 / 3, targets_ms={"e2el": 2500.0})
+    fast = (0, 0, 1), (0, 2, 3), (1, 4, 5), (2, 4, 6), (1, 6, 7)
+    slow = (0, 0, 8), (1, 4, 5), (2, 4, 6), (1, 6, 7), (0, 9, 18)
+    for times in (fast, slow):
+        found = answered(load, *times)
+        assert (found["completed"], found["requests"]) == (3, 5)
+        assert found["mean_e2el_ms"] == pytest.approx(1e3 * (1 + 2 + 1) / 3)
+        # In the 2 s in which they are sent: 11 tokens, a first one and all within 1.5 s.
+        assert found["tokens_per_s"] == pytest.approx((11 + 11) / 2)
+        assert found["goodput_per_s"] == pytest.approx(3 / 2)
+        assert found["good_share"] == 1.0
+
+
+def test_single_requests_count_by_their_order_with_all_tokens_of_their_time() -> None:
+    load = replace(OPEN, warmup=0.5, targets_ms={"e2el": 1e6})
+    found = answered(load, (0, 0, 8.5), (1, 1, 8.5), (2, 4, 5), (3, 8, 10))
+    assert found["completed"] == 2
+    assert found["mean_e2el_ms"] == pytest.approx(1e3 * (1 + 2) / 2)
+    within = 10 * 4 / 8 + 10 * 4 / 7  # of the warm-up's answers
+    assert found["tokens_per_s"] == pytest.approx((within + 11) / 4)
+
+
+@pytest.mark.parametrize("workload", NAMES)
+def test_the_warm_up_is_of_whole_sessions_and_bursts(workload: Workload) -> None:
+    sessions = workload.sessions(0)
+    starts = [session[0].wait_s for session in sessions]
+    assert starts == sorted(starts)
+    warm = workload.warm(len(sessions))
+    assert 0 < warm <= len(sessions) / 3
+    if workload.name == "agents":
+        assert starts[warm - 1] < starts[warm]
+        assert len(set(starts[:warm])) == 4
+
+
+def test_only_requests_of_a_session_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[bytes, bytes]] = []
+
+    async def receive(_: object, url: str, headers: Headers, *__: object) -> tuple[int, None]:
+        seen.append(dict(headers))
+        return 200, None
+
+    monkeypatch.setattr(client, "receive", receive)
+    alone, turns = [Ask("the ", 1, tenant="flood")], [Ask("and ", 1), Ask("and for ", 1)]
+    sent = asyncio.run(Client(OPEN, Place("http://x", (), "", "m")).run([alone, turns], 60.0))
+    assert [each.session for each in sent.sendings] == [0, 1, 1]
+    session = {b"x-session-id", b"x-smg-routing-key"}
+    single, one, other = sorted(seen, key=lambda headers: headers[b"x-request-id"])
+    assert one.keys() == other.keys() == single.keys() | session
+    assert not session & single.keys()
+    assert {each[name] for each in (one, other) for name in session} == {b"session-1"}
+    assert single[b"x-llm-d-inference-fairness-id"] == b"flood"
