@@ -268,6 +268,7 @@ CAP_TOKENS = 256
 # Azure's lengths with outputs cut at 256 tokens; ``python -m tests.bench.league.capacity`` finds
 # them by simulation. With budgets they serve more.
 CAPACITY = 56.5
+SIMULATED = "under evenstep without prompt budgets, by simulation"
 CAPACITY_ALONE = 95.9  # the same ranks without a barrier
 _OPEN_S = 18.0
 
@@ -275,8 +276,8 @@ _OPEN_S = 18.0
 def _open(percent: int) -> Workload:
     return Workload(
         f"open-{percent}",
-        f"single requests at {percent} % of what the ranks serve under evenstep without prompt "
-        "budgets, by simulation; prompts computed on them",
+        f"single requests at {percent} % of what the ranks serve {SIMULATED}; prompts computed "
+        "on them",
         partial(poisson, {"one": CAPACITY * percent / 100}, _OPEN_S, CAP_TOKENS),
         *(8, 64, 1.0, _PROMPTS, _OPEN_S + 12, _CONVERSATION_MS),
         open=True,
@@ -324,8 +325,8 @@ _ALL = (
     ),
     Workload(
         "unequal",
-        "half of the workers at half speed, each on its own, at 80 % of what they serve under "
-        "evenstep without prompt budgets, by simulation",
+        "half of the workers at half speed, each on its own, at 80 % of what they serve "
+        f"{SIMULATED}",
         partial(poisson, {"one": 0.8 * 6 / 8 * CAPACITY_ALONE}, _OPEN_S, CAP_TOKENS),
         *(8, 64, 1.0),
         (*_PROMPTS, "--no-barrier", "--speed", "1,1,1,1,.5,.5,.5,.5"),
