@@ -38,7 +38,7 @@ def shown(found: Estimate | None, column: Column) -> str:
 
 
 def _share(found: Estimate) -> str:
-    text = f"{100 * found.mean:,.1f} %"
+    text = f"{round(100 * found.mean, 1) + 0.0:,.1f} %"  # 0.0 makes -0.0 plain
     return text if found.half_width is None else f"{text} ± {100 * found.half_width:,.1f}"
 
 
