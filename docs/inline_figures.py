@@ -8,7 +8,7 @@ from math import ceil
 from statistics import fmean, median
 
 from docs.kept_figures import Figures, kept
-from tests.bench.league.page import league_line
+from tests.bench.league.places import league_line
 
 Texts = str | Mapping[str, str]
 

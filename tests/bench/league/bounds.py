@@ -21,24 +21,27 @@ def least_ttft_ms(workload: Workload, seed: int) -> float | None:
     if not cost.per_prompt_token_s or "--speed" in flags:
         return None
     chunk, known = int(flags["--batch-tokens"]), _Beginnings()
-    each_s = []
-    for prompt in _in_order(workload, seed):
+    counted_s = []
+    for counts, prompt in _in_order(workload, seed):
         tokens = len(prompt) // CHARS_PER_TOKEN
         computed = tokens - min(known.cached_tokens(prompt), tokens - 1)
-        each_s.append(ceil(computed / chunk) * cost.base_s + computed * cost.per_prompt_token_s)
-    counted = each_s[int(len(each_s) * workload.warmup) :]
-    return 1e3 * sum(counted) / len(counted)
+        if counts:
+            took_s = ceil(computed / chunk) * cost.base_s + computed * cost.per_prompt_token_s
+            counted_s.append(took_s)
+    return 1e3 * sum(counted_s) / len(counted_s)
 
 
-def _in_order(workload: Workload, seed: int) -> list[str]:
-    """The quiet tenant's prompts, by the earliest time that each can come."""
+def _in_order(workload: Workload, seed: int) -> list[tuple[bool, str]]:
+    """The quiet tenant's prompts, by the earliest time that each can come; whether each counts."""
+    sessions = workload.sessions(seed)
+    warm = workload.warm(len(sessions))
     times = [
-        (at_s, ask.prompt)
-        for session in workload.sessions(seed)
+        (at_s, number >= warm, ask.prompt)
+        for number, session in enumerate(sessions)
         for at_s, ask in zip(accumulate(ask.wait_s for ask in session), session, strict=True)
         if ask.tenant == "one"
     ]
-    return [prompt for _, prompt in sorted(times, key=lambda each: each[0])]
+    return [(counts, prompt) for _, counts, prompt in sorted(times, key=lambda each: each[0])]
 
 
 class _Beginnings:

@@ -1,9 +1,10 @@
-"""Requests per engine second that the league's ranks serve at saturation, by simulation.
+"""Requests per engine second that the league's ranks serve without prompt budgets, by simulation.
 
     python -m tests.bench.league.capacity
 
 Azure's conversation lengths with the league's cut of outputs, 2,500 at 300/s, the simulator's own
-engines and evenstep's defaults; tokens per second after the first fifth over tokens per request.
+engines, evenstep's policy and no prompt budgets; tokens per second after the first fifth over
+tokens per request. With budgets, which evenstep sets by default, the ranks serve more.
 """
 
 from dataclasses import replace

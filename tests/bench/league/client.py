@@ -33,6 +33,7 @@ _COUNTERS = (
 )
 
 Figures = dict[str, Any]
+Headers = Sequence[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +58,36 @@ class Place:
     salt: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A request that was sent; wall seconds since the start."""
+
+    session: int
+    tenant: str
+    due_s: float
+    sent_s: float
+
+
 @dataclass(slots=True)
 class Sent:
     """What became of the requests, in the order of their sending.
 
     Attributes:
-        tenants: of each request.
+        sendings: each request.
         results: of each request; None: it has never ended.
-        start_unix_s: wall clock at the start.
-        sent_last_s: when the last request was sent, wall seconds since the start.
-        end_s: when the last answer ended.
+        end_s: when the last answer ended, wall seconds since the start.
         faults: how many began or ended.
     """
 
-    tenants: list[str] = field(default_factory=list)
+    sendings: list[Sending] = field(default_factory=list)
     results: list[RequestResult | None] = field(default_factory=list)
-    start_unix_s: float = 0.0
-    sent_last_s: float = 0.0
     end_s: float = 0.0
     faults: int = 0
+
+    @property
+    def last_s(self) -> float:
+        """When the last request was sent."""
+        return self.sendings[-1].sent_s if self.sendings else 0.0
 
 
 class Client:
@@ -95,7 +107,7 @@ class Client:
             self._most_tokens = max(ask.output_tokens for session in sessions for ask in session)
         bodies = [[self._body(ask) for ask in session] for session in sessions]
         numbered = iter([*enumerate(zip(sessions, bodies, strict=True))])
-        self._start_s, self._sent.start_unix_s = time.monotonic(), time.time()
+        self._start_s = time.monotonic()
         faults = asyncio.create_task(self._faults())
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
@@ -141,22 +153,14 @@ class Client:
             due_s = ended_s + ask.wait_s * self._workload.time_scale
             if (wait_s := due_s - self._now()) > 0:
                 await asyncio.sleep(wait_s)
-            ended_s = await self._exchange(ask, body, f"session-{number}", due_s)
+            sending = Sending(number, ask.tenant, due_s, self._now())
+            ended_s = await self._exchange(sending, ask, body, alone=len(session) == 1)
 
-    async def _exchange(self, ask: Ask, body: bytes, session: str, due_s: float) -> float:
-        place, sent_s, stream = len(self._sent.results), self._now(), CompletionStream()
+    async def _exchange(self, sending: Sending, ask: Ask, body: bytes, *, alone: bool) -> float:
+        place, stream = len(self._sent.results), CompletionStream()
         self._sent.results.append(None)
-        self._sent.tenants.append(ask.tenant)
-        self._sent.sent_last_s = sent_s
-        name = session.encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"authorization", b"Bearer " + KEYS[ask.tenant].encode()),
-            (b"x-request-id", b"%b-request-%d" % (name, place)),
-            (b"x-session-id", name),
-            (b"x-smg-routing-key", name),
-            (b"x-llm-d-inference-fairness-id", ask.tenant.encode()),
-        ]
+        self._sent.sendings.append(sending)
+        headers = headers_of(place, ask, None if alone else sending.session)
         status, error = None, None
         try:
             status, error = await receive(
@@ -169,8 +173,8 @@ class Client:
             prompt_tokens=len(ask.prompt) // 4,
             output_tokens=stream.output_tokens or 0,
             cached_tokens=stream.cached_tokens,
-            scheduled_s=due_s,
-            sent_s=sent_s,
+            scheduled_s=sending.due_s,
+            sent_s=sending.sent_s,
             first_s=stream.first_s,
             end_s=ended_s,
             status=status,
@@ -206,6 +210,27 @@ class Client:
             self._sent.faults += 1
 
 
+def headers_of(place: int, ask: Ask, session: int | None) -> Headers:
+    """Headers of a request.
+
+    Args:
+        place: among all requests.
+        ask: the request.
+        session: its number; None: the request is alone, and needs no state that a router keeps of
+            a session.
+    """
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"authorization", b"Bearer " + KEYS[ask.tenant].encode()),
+        (b"x-request-id", b"request-%d" % place),
+        (b"x-llm-d-inference-fairness-id", ask.tenant.encode()),
+    ]
+    if session is not None:
+        name = b"session-%d" % session
+        headers += [(b"x-session-id", name), (b"x-smg-routing-key", name)]
+    return headers
+
+
 async def counters(engines: Sequence[str]) -> Sequence[float]:
     """Prompt tokens that all engines found in caches, looked for there, and were asked."""
     http = HttpClient(connect_timeout_s=10.0)
@@ -239,17 +264,18 @@ def figures(
 
     Where there are several tenants, the figures of all are those of the tenant ``one``.
     """
-    warm = int(len(sent.results) * workload.warmup)
-    begin_s = next((each.sent_s for each in sent.results[warm:] if each is not None), 0.0)
-    pairs = _counted(workload, sent, warm, begin_s)
+    chosen, window = _chosen(workload, sent)
     late_ms = [1e3 * (each.sent_s - each.scheduled_s) for each in sent.results if each]
     hits, queries, asked = counted
-    tenants = sorted(set(sent.tenants))
-    each = {of: [result for result, by in pairs if by == of] for of in tenants}
+    tenants = sorted({sending.tenant for sending in sent.sendings})
+    each = {of: [result for sending, result in chosen if sending.tenant == of] for of in tenants}
+    # Of sessions that began in the warm-up a slow router has more tokens to send later.
+    every = workload.open or workload.clients
+    served = sent.results if every else [result for _, result in chosen]
     return {
-        **of_requests(workload, sent, each["one"], begin_s),
-        **{of: of_requests(workload, sent, each[of], begin_s) for of in tenants if of != "one"},
-        "tokens_per_s": _tokens_per_s(workload, sent, begin_s),
+        **of_requests(workload, each["one"], window),
+        **{of: of_requests(workload, each[of], window) for of in tenants if of != "one"},
+        "tokens_per_s": _tokens_per_s(workload, served, window),
         "requests": len(sent.results),
         "faults": sent.faults,
         "longest_wait_ms": _longest_wait_s(sent) / workload.time_scale * 1e3,
@@ -260,49 +286,59 @@ def figures(
     }
 
 
-def _counted(
-    workload: Workload, sent: Sent, warm: int, begin_s: float
-) -> Sequence[tuple[RequestResult | None, str]]:
-    """Requests that figures are of, with their tenants.
+_Pairs = Sequence[tuple[Sending, RequestResult | None]]
 
-    Of clients that wait, requests are counted by their end: those that a router let lie since the
-    warm-up hold clients, and would make all others look fast.
+
+def _chosen(workload: Workload, sent: Sent) -> tuple[_Pairs, Window]:
+    """Requests that figures are of, and from when until when these were sent.
+
+    They are the same for every router: those of all sessions but the first ones. Of clients that
+    wait, requests are counted by their end: those that a router let lie since the warm-up hold
+    clients, and would make all others look fast.
     """
-    pairs = [*zip(sent.results, sent.tenants, strict=True)]
+    pairs = [*zip(sent.sendings, sent.results, strict=True)]
     if not workload.clients:
-        return pairs[warm:]
-    return [
-        (each, tenant)
-        for each, tenant in pairs
-        if each is None or begin_s <= each.end_s <= sent.sent_last_s
+        warm = workload.warm(len({sending.session for sending in sent.sendings}))
+        later = [pair for pair in pairs if pair[0].session >= warm]
+        begin_s = min((sending.due_s for sending, _ in later), default=0.0)
+        return later, Window(begin_s, max((each.sent_s for each, _ in later), default=begin_s))
+    begin_s = next(
+        (each.sent_s for _, each in pairs[workload.warm(len(pairs)) :] if each is not None), 0.0
+    )
+    inside = [
+        (sending, each)
+        for sending, each in pairs
+        if each is None or begin_s <= each.end_s <= sent.last_s
     ]
+    return inside, Window(begin_s, sent.last_s)
 
 
 def _longest_wait_s(sent: Sent) -> float:
     """Of the requests that had no token yet when the last one was sent: figures lack them."""
     waiting = [
-        sent.sent_last_s - each.scheduled_s
+        sent.last_s - each.scheduled_s
         for each in sent.results
-        if each is not None and (each.first_s or each.end_s) > sent.sent_last_s
+        if each is not None and (each.first_s or each.end_s) > sent.last_s
     ]
     return max(waiting, default=0.0)
 
 
-def _tokens_per_s(workload: Workload, sent: Sent, begin_s: float) -> float | None:
-    """All tenants' tokens while requests were sent, without the warm-up."""
-    done = [each for each in sent.results if each is not None and each.error is None]
-    if not done or begin_s >= sent.sent_last_s:
+def _tokens_per_s(
+    workload: Workload, results: Sequence[RequestResult | None], window: Window
+) -> float | None:
+    """All tenants' tokens while the counted requests were sent."""
+    done = [each for each in results if each is not None and each.error is None]
+    if not done or window.length_s <= 0:
         return None
-    window = Window(begin_s, sent.sent_last_s)
     run = Run(done, len(done), len(done), window, window)
     steady = cast(Any, summarize(run, {}, workload.time_scale, {}))["steady"]
     return cast(float, steady["output_throughput"])
 
 
 def of_requests(
-    workload: Workload, sent: Sent, results: Sequence[RequestResult | None], begin_s: float
+    workload: Workload, results: Sequence[RequestResult | None], sending: Window
 ) -> Figures:
-    """Of some of the requests, counted since ``begin_s``."""
+    """Of some of the requests, which were sent in that time."""
     ended = [each for each in results if each is not None]
     first_s = min((each.scheduled_s for each in ended), default=0.0)
     span = Window(first_s, max((each.end_s for each in ended), default=first_s))
@@ -310,7 +346,7 @@ def of_requests(
     report = cast(Any, summarize(run, {}, workload.time_scale, workload.targets_ms))
     good = (report["request_goodput"] or 0.0) * span.length_s / workload.time_scale
     # Per second in which requests were sent: how long the last answer takes makes none good.
-    sending_s = max(sent.sent_last_s - begin_s, 1e-9) / workload.time_scale
+    sending_s = max(sending.length_s, 1e-9) / workload.time_scale
     errors = Counter[str]()
     for message, count in report["errors"].items():
         errors[_NUMBERS.sub("N", message)[:100]] += count

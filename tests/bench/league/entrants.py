@@ -25,14 +25,14 @@ _FURTHER = {
         *("kv_cost", "prefix_score", "prefix_score tuned"),
     ),
     "vllm-router": ("round_robin", "consistent_hash"),
-    "sglang-router": ("round_robin", "power_of_two", "manual"),
-    "smg": ("round_robin", "power_of_two", "prefix_hash", "consistent_hashing", "manual"),
+    "sglang-router": ("round_robin", "power_of_two"),
+    "smg": ("round_robin", "power_of_two", "prefix_hash", "consistent_hashing"),
     "envoy": ("maglev",),
     "haproxy": ("leastconn maxconn",),
     "dynamo": ("kv", "two-tier"),
     "predictor": ("XGBoost latency alone", "ridge"),
 }
 ONCE = frozenset(f"{product} {rule}" for product, rules in _FURTHER.items() for rule in rules)
-"""Rules beside the best ones of their products: they run with one seed, in ``ONCE_IN``."""
+"""Further rules of their products: they run with one seed, in ``ONCE_IN``."""
 
 ONCE_IN = ("chat", "open-80", "decode-saturated")

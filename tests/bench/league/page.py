@@ -4,9 +4,7 @@ python -m tests.bench.league.page    # draws the pictures; docs.generate writes 
 """
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,30 +13,19 @@ from docs.kept_figures import read_figures, words_table
 from docs.markdown import code
 from docs.measured import measured
 from loadgen.report.charts import COLOURS, finish, panels, save
-from loadgen.report.intervals import Estimate
 from loadgen.report.origin import KEY, Engines, origin
 from tests.bench.league.bounds import least_ttft_ms
 from tests.bench.league.parts import DATA, OURS
-from tests.bench.league.standings import (
-    COLUMNS,
-    JUDGED,
-    LEADS,
-    PLACED,
-    Column,
-    Standing,
-    Tables,
-    Verdict,
-    behind,
-    tables_of,
-    verdict,
-)
+from tests.bench.league.places import behind_text, places_text, shown
+from tests.bench.league.standings import COLUMNS, Standing, Tables, tables_of
 from tests.bench.league.workloads import WORKLOADS, Workload
 from tests.support.figure_files import write_figures
 
 SUMMARY, REAL = "league.json", "real-engine.json"
 # Where the site has the pictures.
 PICTURES = "../../tests/data/league/"
-_BY_KEY = {column.key: column for column in COLUMNS}
+# Whose counters the page shows, where an entrant was in it: conversations share beginnings.
+TELLING = "chat"
 
 
 def league_text(
@@ -53,7 +40,7 @@ def league_text(
     once = tables_of(folder, workloads, once=True)
     both = (*once, *tables)
     parts = (
-        *(_behind(tables), _places(tables), _tables(tables, once, folder, pictures)),
+        *(behind_text(tables), places_text(tables), _tables(tables, once, folder, pictures)),
         *(_entrants(both), _evidence(both), _left_out(folder)),
     )
     return "\n".join(line for part in parts for line in part).rstrip()
@@ -63,131 +50,6 @@ def _summary(folder: Path) -> Mapping[str, Any]:
     """What ``summarize`` has kept; nothing before."""
     file = folder / SUMMARY
     return read_figures(file) if file.exists() else {}
-
-
-def shown(found: Estimate | None, column: Column) -> str:
-    if found is None:
-        return "–"
-    text = f"{found.mean / column.unit:,.{column.digits}f}"
-    if found.half_width is None or not column.interval:
-        return text
-    return f"{text} ± {found.half_width / column.unit:,.{column.digits}f}"
-
-
-# --- evenstep's places ----------------------------------------------------------------------------
-
-
-def _column(by: str) -> Column:
-    return _BY_KEY[by.removeprefix("-")]
-
-
-def _figure(by: str, each: Standing) -> str:
-    column = _column(by)
-    return shown(each.of(column.key), column)
-
-
-def _names(figures: Sequence[str]) -> str:
-    return ", ".join(_column(by).title.partition(", ")[0] for by in figures)
-
-
-def _link(workload: Workload) -> str:
-    return f"[{workload.name}](#{workload.name})"
-
-
-@cache
-def reasons() -> Mapping[str, Mapping[str, str]]:
-    """Why evenstep is behind, by workload and figure."""
-    file = Path(__file__).with_name("reasons.toml")
-    return tomllib.loads(file.read_text(encoding="utf-8"))
-
-
-def losses(tables: Tables) -> Iterator[Sequence[str]]:
-    """Rows of the table of figures in which evenstep is behind."""
-    for each in behind(tables):
-        column = _column(each.by)
-        yield (
-            _link(each.workload),
-            column.title,
-            _figure(each.by, each.ours),
-            f"{each.first.entrant}: {_figure(each.by, each.first)}",
-            f"{each.behind:.1%}",
-            f"{each.place} of {each.of}",
-            reasons().get(each.workload.name, {}).get(column.key, "not yet known"),
-        )
-
-
-def _behind(tables: Tables) -> Iterator[str]:
-    yield "## Where evenstep is behind\n"
-    rows = [*losses(tables)]
-    if not rows:
-        yield f"In no figure by more than {100 * LEADS:.0f} %.\n"
-        return
-    yield (
-        f"Where it is more than {100 * LEADS:.0f} % behind the first, the furthest first. Judged "
-        f"are {_names(JUDGED)}, and the figure that orders a workload's entrants.\n"
-    )
-    header = ("workload", "figure", "evenstep", "the first", "behind by", "place", "why")
-    yield words_table(header, rows).markdown() + "\n"
-
-
-def _place(each: Verdict | None) -> str:
-    if each is None:
-        return "–"
-    text = f"{_figure(each.by, each.ours)}, {each.place} of {each.of}"
-    if each.ahead is None or each.peer is None:
-        return text
-    return f"{text} ({_beside(each)})"
-
-
-def _beside(each: Verdict) -> str:
-    assert each.peer is not None
-    return f"{each.ahead:.2f} times as good as {each.peer.entrant}"
-
-
-def _places(tables: Tables) -> Iterator[str]:
-    yield "## Evenstep's places\n"
-    yield (
-        "Its figure, its place among all entrants, and how many times as good it is as the best "
-        "other product: below 1 it is worse.\n"
-    )
-    rows = [
-        (_link(workload), *(_place(verdict(workload, found, by)) for by in PLACED))
-        for workload, found in tables
-    ]
-    titles = (_column(by).title for by in PLACED)
-    yield words_table(("workload", *titles), rows).markdown() + "\n"
-
-
-def league_line(folder: Path = DATA) -> str:
-    """The whole in a paragraph: how often evenstep leads, its best row and its worst."""
-    # Of tenants no other product has been told.
-    tables = [(load, found) for load, found in tables_of(folder) if not load.tenants]
-    judged = sorted(
-        (
-            each
-            for load, found in tables
-            for by in JUDGED
-            if (each := verdict(load, found, by)) is not None and each.ahead is not None
-        ),
-        key=lambda each: each.ahead or 0.0,
-    )
-    placed = [each for each in judged if each.by in PLACED]
-    calm = [each for each in placed if not each.workload.overload]
-    if not calm:
-        return "Nothing has been measured yet."
-    others = {each.entrant for _, found in tables for each in found if each.peer}
-    return (
-        f"in {len(tables)} workloads on the same emulated engines, evenstep is first, or within "
-        f"{100 * LEADS:.0f} % of the first, in {sum(each.leads for each in placed)} of "
-        f"{len(placed)} figures ({_names(PLACED)}), beside {len(others)} other entrants and its "
-        f"own rules. Best below overload: {_row(calm[-1])}. Worst: {_row(judged[0])}"
-    )
-
-
-def _row(each: Verdict) -> str:
-    name, _, unit = _column(each.by).title.partition(", ")
-    figure = f"{_figure(each.by, each.ours)} {unit}".rstrip()
-    return f"in `{each.workload.name}`, {name} {figure}, {_beside(each)}"
 
 
 # --- workloads ------------------------------------------------------------------------------------
@@ -340,17 +202,18 @@ def counted(evidence: Mapping[str, float]) -> dict[str, str]:
 
 
 def _evidence(tables: Tables) -> Iterator[str]:
-    """What each told of itself after a run, of the last workload that it was in."""
+    """What each told of itself after ``chat``, or else after the first workload that it was in."""
     told: dict[str, tuple[str, Any]] = {}
-    for workload, found in tables:
+    for workload, found in sorted(tables, key=lambda each: each[0].name != TELLING):
         for each in found:
             if each.parts[-1].get("evidence"):
-                told[each.entrant] = workload.name, each.parts[-1]["evidence"]
+                told.setdefault(each.entrant, (workload.name, each.parts[-1]["evidence"]))
     if not told:
         return
     yield "## The routers' own counters\n"
     yield (
-        "What each told of itself after one run, so that one can see that its state reached it. "
+        f"What each told of itself after one run, so that one can see that its state reached it: "
+        f"of `{TELLING}`, else of the first workload that it was in. "
         "Where a router counts for each engine: the sum, and for how many engines the count is "
         "not 0.\n"
     )
@@ -424,7 +287,9 @@ def summarize(
             least[workload.name] = least_ttft_ms(workload, 0)
     if left_out is None:
         left_out = _summary(folder).get("left_out", {})
-    code = tuple(f"tests/bench/league/{name}.py" for name in ("bounds", "page", "standings"))
+    code = tuple(
+        f"tests/bench/league/{name}.py" for name in ("bounds", "page", "places", "standings")
+    )
     header = origin(Engines(kinds.pop()) if len(kinds) == 1 else Engines.UNKNOWN, code)
     write_figures(
         folder / SUMMARY, {"left_out": left_out, "least_ttft_ms": least}, header, *pictures

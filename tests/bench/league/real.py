@@ -28,6 +28,7 @@ from tests.bench.league.starting import samples
 from tests.bench.league.workloads import (
     CAP_TOKENS,
     CAPACITY,
+    SIMULATED,
     WORKLOADS,
     Session,
     Workload,
@@ -43,7 +44,7 @@ CANNOT_PEERS: Mapping[str, str] = {
 CANNOT: Mapping[str, str] = {
     "faults": "the league breaks no engine that it has not started",
     "unequal": "these engines are as equal as they are",
-    "chat-scale-1": "the same as chat, in the engines' own time",
+    "chat-scale-1": "the same as chat, before fewer ranks: these are as many as they are",
 }
 _RANKS, _DECODE_SLOTS = 8, 8 * 32  # that the workloads are written for
 _CLIENTS, _EACH = 1.25, 6  # clients and requests per slot of the capacity's measurement
@@ -188,6 +189,7 @@ def _on(of: Cluster, workload: Workload) -> Workload:
     share = slots / _DECODE_SLOTS if workload.clients else len(of.workers) / workload.ranks
     return replace(
         workload,
+        what=workload.what.replace(SIMULATED, "under evenstep, as measured"),
         sessions=partial(scaled, workload.sessions, share, of.stretch),
         ranks=len(of.workers),
         slots=of.engines.slots,

@@ -17,7 +17,7 @@ from router.core.errors import EvenstepError
 from tests.bench.league import real
 from tests.bench.league.entrant import Entrant
 from tests.bench.league.entrants import ENTRANTS, ONCE, ONCE_IN
-from tests.bench.league.page import league_text, losses, summarize
+from tests.bench.league.page import league_text, summarize
 from tests.bench.league.parts import (
     DATA,
     EnginesOf,
@@ -29,6 +29,7 @@ from tests.bench.league.parts import (
     was_disturbed,
 )
 from tests.bench.league.pins import PEERS
+from tests.bench.league.places import losses
 from tests.bench.league.standings import tables_of
 from tests.bench.league.workloads import WORKLOADS, Workload
 

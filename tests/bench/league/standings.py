@@ -1,13 +1,13 @@
 """Entrants' places in each workload, from the league's kept parts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import isinf
 from pathlib import Path
 from typing import Any
 
-from loadgen.report.intervals import Estimate, estimate
+from loadgen.report.intervals import Estimate, estimate, paired
 from tests.bench.league.entrants import ONCE
 from tests.bench.league.parts import DATA, OURS, kept_parts
 from tests.bench.league.workloads import WORKLOADS, Workload
@@ -17,6 +17,8 @@ LEADS = 0.03
 # Entrants that fail so many more of the requests than the best one stand after all others, however
 # fast the rest was: what fails is no load.
 MOST_FAILED = 0.01
+# Who serves less than this share of the best one's tokens/s in an open workload is overloaded.
+KEEPS_UP = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,11 @@ JUDGED = (
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """An entrant in one workload: the parts of its seeds."""
+    """An entrant in one workload: the parts of its seeds, in their order."""
 
     entrant: str
     parts: Sequence[Mapping[str, Any]]
+    seeds: Sequence[int]
 
     def of(self, key: str) -> Estimate | None:
         """Mean over seeds; None: some seed has no such figure."""
@@ -123,15 +126,15 @@ def _fingerprint(workload: Workload, seed: int) -> str:
 
 def standings(workload: Workload, parts: Mapping[str, Mapping[str, Any]]) -> list[Standing]:
     """Entrants, the best first, by the seeds that all of them have had (else by all)."""
-    by_name: dict[str, dict[str, Mapping[str, Any]]] = {}
+    by_name: dict[str, dict[int, Mapping[str, Any]]] = {}
     for name, part in parts.items():
         entrant, _, seed = name.rpartition(", seed ")
-        by_name.setdefault(entrant, {})[seed] = part
+        by_name.setdefault(entrant, {})[int(seed)] = part
     common = set.intersection(*map(set, by_name.values()))
-    found = [
-        Standing(name, [part for seed, part in each.items() if seed in common or not common])
-        for name, each in by_name.items()
-    ]
+    found = []
+    for name, each in by_name.items():
+        seeds = sorted(common or each)
+        found.append(Standing(name, [each[seed] for seed in seeds], seeds))
     return sorted(found, key=partial(_order, workload, _most_failed(found)))
 
 
@@ -166,8 +169,9 @@ class Verdict:
         of: so many entrants.
         first: the first of them.
         ours: evenstep's defaults.
-        behind: the first, by which share.
+        difference: by which share it is worse than the first, the mean of each seed's share.
         peer: the first one of another product, if there is one.
+        overloaded: whether all other products serve less of an open workload than they get.
     """
 
     workload: Workload
@@ -176,22 +180,37 @@ class Verdict:
     of: int
     first: Standing
     ours: Standing
-    behind: float
+    difference: Estimate
     peer: Standing | None = None
+    overloaded: bool = False
+
+    @property
+    def behind(self) -> float:
+        return self.difference.mean
 
     @property
     def leads(self) -> bool:
         return self.behind <= LEADS
 
     @property
+    def told_apart(self) -> bool:
+        """Whether its interval, if there is one, leaves out that both are equal."""
+        half = self.difference.half_width
+        return half is None or abs(self.behind) > half
+
+    @property
+    def nothing(self) -> bool:
+        """Whether evenstep served nothing of what counts."""
+        return self.by.startswith("-") and not worth(self.by, self.ours)
+
+    @property
     def ahead(self) -> float | None:
-        """By how many times it is better than the best other product; below 1: worse."""
+        """How many times as good it is as the best other product; None: that has no such figure."""
         if self.peer is None:
             return None
         ours, other = worth(self.by, self.ours), worth(self.by, self.peer)
-        if not ours or not other or isinf(other):
-            return None
-        return ours / other if self.by.startswith("-") else other / ours
+        better, worse = (ours, other) if self.by.startswith("-") else (other, ours)
+        return None if not worse or isinf(other) else abs(better / worse)
 
 
 def verdict(workload: Workload, found: Sequence[Standing], by: str = "") -> Verdict | None:
@@ -202,12 +221,37 @@ def verdict(workload: Workload, found: Sequence[Standing], by: str = "") -> Verd
     place = next((n for n, each in enumerate(ranked) if each.entrant == OURS), None)
     if place is None or ranked[place].of(by.removeprefix("-")) is None:
         return None
-    first, ours = worth(by, ranked[0]), worth(by, ranked[place])
-    behind = (ours - first) / abs(first) if first else float(ours > first)
-    if ranked[place].failed_share > most >= ranked[0].failed_share:
-        behind = max(behind, 1.0)
+    first, ours = ranked[0], ranked[place]
+    difference = _difference(by, ours, first)
+    if ours.failed_share > most >= first.failed_share:
+        difference = Estimate(max(difference.mean, 1.0), None)
     peer = next((each for each in ranked if each.peer), None)
-    return Verdict(workload, by, place + 1, len(ranked), ranked[0], ranked[place], behind, peer)
+    all_of = place + 1, len(ranked), first, ours, difference, peer
+    return Verdict(workload, by, *all_of, overloaded(workload, found))
+
+
+def _difference(by: str, ours: Standing, first: Standing) -> Estimate:
+    """By which share one is worse than the other: of pairs of one seed, with equal requests."""
+    key = by.removeprefix("-")
+    known = dict(zip(first.seeds, first.parts, strict=True))
+    pairs = [
+        (part[key], known[seed][key])
+        for seed, part in zip(ours.seeds, ours.parts, strict=True)
+        if isinstance(known.get(seed, {}).get(key), int | float)
+    ]
+    if not pairs:
+        mine, other = worth(by, ours), worth(by, first)
+        return Estimate((mine - other) / abs(other) if other and not isinf(other) else 0.0, None)
+    found = paired(*zip(*pairs, strict=True))
+    return replace(found, mean=-found.mean) if by.startswith("-") else found
+
+
+def overloaded(workload: Workload, found: Sequence[Standing]) -> bool:
+    """Whether all other products are, in a workload of requests that wait for no answer."""
+    served = [(each.peer, each.of("tokens_per_s")) for each in found]
+    others = [told.mean for peer, told in served if peer and told is not None]
+    most = max((told.mean for _, told in served if told is not None), default=0.0)
+    return workload.open and bool(others) and max(others) < KEEPS_UP * most
 
 
 def behind(tables: Tables) -> list[Verdict]:

@@ -81,12 +81,13 @@ class Workload:
         engine_s: engine seconds that it takes, about.
         targets_ms: of a good request, as ``evenstep replay --goodput``.
         clients: that each wait for their answer; 0: requests come by their times.
-        warmup: share of the requests, the first ones, that no figure counts; of clients that wait,
-            figures count what ends after these were sent, until the last one is sent. 0 for
-            sessions: who answers sooner has sent others of their requests first.
+        warmup: share of the sessions, the first ones, of whose requests no figure counts any: a
+            router's start is not judged, and all routers' figures are of the same requests. Of
+            clients that wait, figures count what ends after these were sent, until the last one
+            is sent.
         faults: during it.
         tenants: whether there are several.
-        overload: whether more comes than the ranks can serve.
+        open: whether all are single requests that come by their times.
         first_by: figure by which entrants are ordered; ``-`` before it: the most is first.
     """
 
@@ -103,8 +104,12 @@ class Workload:
     warmup: float = 0.2
     faults: Sequence[FaultAt] = ()
     tenants: bool = False
-    overload: bool = False
+    open: bool = False
     first_by: str = "mean_ttft_ms"
+
+    def warm(self, sessions: int) -> int:
+        """How many of so many sessions, or requests of clients that wait, are the warm-up."""
+        return int(sessions * self.warmup + 1e-9)
 
     def fingerprint(self, seed: int) -> str:
         """Of all that decides a run but the router: other requests or engines have another."""
@@ -259,9 +264,11 @@ _PROMPTS = _engines(2048)
 _CONVERSATION_MS = {"ttft": 1000.0, "tpot": 60.0}
 _SESSION_MS = {"ttft": 1500.0, "tpot": 80.0}
 CAP_TOKENS = 256
-# Requests per engine second that 8 ranks serve at saturation, Azure's lengths with outputs cut at
-# 256 tokens; ``python -m tests.bench.league.capacity`` finds them by simulation.
+# Requests per engine second that 8 ranks serve at saturation under evenstep without prompt budgets,
+# Azure's lengths with outputs cut at 256 tokens; ``python -m tests.bench.league.capacity`` finds
+# them by simulation. With budgets they serve more.
 CAPACITY = 56.5
+SIMULATED = "under evenstep without prompt budgets, by simulation"
 CAPACITY_ALONE = 95.9  # the same ranks without a barrier
 _OPEN_S = 18.0
 
@@ -269,21 +276,21 @@ _OPEN_S = 18.0
 def _open(percent: int) -> Workload:
     return Workload(
         f"open-{percent}",
-        f"single requests at {percent} % of what the ranks can serve under evenstep, prompts "
-        "computed on them",
+        f"single requests at {percent} % of what the ranks serve {SIMULATED}; prompts computed "
+        "on them",
         partial(poisson, {"one": CAPACITY * percent / 100}, _OPEN_S, CAP_TOKENS),
         *(8, 64, 1.0, _PROMPTS, _OPEN_S + 12, _CONVERSATION_MS),
-        overload=percent > 100,
+        open=True,
     )
 
 
-def _chat(name: str, what: str, ranks: int, sessions: int, scale: float) -> Workload:
+def _chat(name: str, what: str, ranks: int, sessions: int, until_s: float) -> Workload:
     return Workload(
         name,
         what,
-        partial(chat, sessions, 6.0),
-        *(ranks, 64, scale, (*_PROMPTS, "--kv-tokens", "200000"), 30.0, _SESSION_MS),
-        warmup=0.0,
+        partial(chat, sessions, until_s),
+        *(ranks, 64, 1.0, (*_PROMPTS, "--kv-tokens", "200000"), until_s + 24, _SESSION_MS),
+        warmup=1 / 3,
     )
 
 
@@ -306,30 +313,34 @@ _ALL = (
         what="as open-80, on engines set to 512 tokens a step instead of 2,048",
         fleet=_engines(512),
     ),
-    _chat("chat", "conversations whose prompts begin alike, turn by turn", 8, 80, 1.0),
-    _chat("chat-scale-1", "conversations as in chat, fewer, before two ranks", 2, 20, 1.0),
+    # All conversations that the trace has, 40 in 3 s.
+    _chat("chat", "conversations whose prompts begin alike, turn by turn", 8, 89, 6.7),
+    _chat("chat-scale-1", "conversations as in chat, before fewer ranks", 2, 30, 9.0),
     Workload(
         "agents",
         "agents with one long system prompt, 16 at once, that call tools",
-        partial(agents, 14, 14.0),
-        *(8, 64, 1.0, (*_PROMPTS, "--kv-tokens", "200000"), 26.0, _SESSION_MS),
-        warmup=0.0,
+        partial(agents, 18, 18.0),
+        *(8, 64, 1.0, (*_PROMPTS, "--kv-tokens", "200000"), 30.0, _SESSION_MS),
+        warmup=4 / 18,  # whole bursts
     ),
     Workload(
         "unequal",
-        "half of the workers at half speed, each on its own, at 80 % of what they can serve",
+        "half of the workers at half speed, each on its own, at 80 % of what they serve "
+        f"{SIMULATED}",
         partial(poisson, {"one": 0.8 * 6 / 8 * CAPACITY_ALONE}, _OPEN_S, CAP_TOKENS),
         *(8, 64, 1.0),
         (*_PROMPTS, "--no-barrier", "--speed", "1,1,1,1,.5,.5,.5,.5"),
         engine_s=_OPEN_S + 12,
         targets_ms=_CONVERSATION_MS,
+        open=True,
     ),
     Workload(
         "faults",
-        "one rank dies and comes back, another answers 500 at once, at 60 % of the load",
+        "one rank dies and comes back, another answers 500 at once, at the load of open-60",
         partial(poisson, {"one": 0.6 * CAPACITY}, _OPEN_S, CAP_TOKENS),
         *(8, 64, 1.0, _PROMPTS, _OPEN_S + 12, _CONVERSATION_MS),
         faults=(FaultAt(1, "kill", 6.0, 12.0), FaultAt(2, "error", 8.0, 14.0)),
+        open=True,
         first_by="failed",
     ),
     Workload(
@@ -338,6 +349,7 @@ _ALL = (
         partial(poisson, {"one": 5.0, "flood": 1.2 * CAPACITY}, 14.0, CAP_TOKENS),
         *(8, 24, 1.0, _PROMPTS, 40.0, _CONVERSATION_MS),
         tenants=True,
+        open=True,
     ),
 )
 WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in _ALL}

@@ -1,5 +1,6 @@
-"""The league's requests, its parts and its page."""
+"""The league's requests, its parts and their figures."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -11,19 +12,16 @@ import pytest
 
 from loadgen.emulator.prompt_content import Content, whole_tokens
 from loadgen.replay.replay_results import RequestResult
-from loadgen.report.origin import Engines as Physics
-from loadgen.report.origin import origin
 from loadgen.traces.trace import load_trace
+from tests.bench.league import client
 from tests.bench.league.bounds import least_ttft_ms
-from tests.bench.league.client import Client, Place, Sent, figures
+from tests.bench.league.client import Client, Headers, Place, Sending, Sent, figures
 from tests.bench.league.entrant import Engines, Entrant, Running
 from tests.bench.league.entrants import ENTRANTS, ONCE, ONCE_IN
-from tests.bench.league.page import counted, league_text, losses, summarize
-from tests.bench.league.parts import is_due, kept_parts, part_name
+from tests.bench.league.parts import is_due, kept_parts
 from tests.bench.league.run import _due, parts_of
-from tests.bench.league.standings import LEADS, standings, tables_of, verdict
 from tests.bench.league.workloads import KEYS, WORKLOADS, Ask, Workload, chains, piece, text_of
-from tests.support.figure_files import write_part
+from tests.support.league_parts import kept
 
 OPEN = WORKLOADS["open-80"]
 NAMES = [pytest.param(workload, id=name) for name, workload in WORKLOADS.items()]
@@ -98,26 +96,6 @@ def test_lengths_are_not_told_to_routers_by_more_than_the_hidden_field() -> None
 # --- parts ----------------------------------------------------------------------------------------
 
 
-def part(workload: Workload, seed: int, **changed: object) -> dict[str, Any]:
-    return {
-        "flags": "",
-        "packages": [],
-        "what": "chooses",
-        "requests_are": workload.fingerprint(seed),
-        "busy": False,
-        "completed": 100,
-        "failed": 0,
-        "mean_ttft_ms": 100.0,
-        "tokens_per_s": 10.0,
-    } | changed
-
-
-def kept(folder: Path, workload: Workload, name: str, seed: int, **changed: object) -> None:
-    header = origin(Physics.EMULATED, ("tests/bench/league/entrant.py",))
-    parts = part(workload, seed, **changed)
-    write_part(folder / f"{workload.name}.json", part_name(name, seed), parts, header)
-
-
 def test_a_kept_part_is_not_measured_again(tmp_path: Path) -> None:
     assert is_due(entrant("a"), OPEN, 0, kept_parts(OPEN.name, tmp_path))
     kept(tmp_path, OPEN, "a", 0)
@@ -167,7 +145,7 @@ def test_entrants_alternate_and_are_left_out_by_workload() -> None:
 
 
 def test_further_rules_run_with_one_seed_in_few_workloads_unless_they_are_named() -> None:
-    rule, loads = ENTRANTS["smg manual"], (WORKLOADS["chat"], WORKLOADS["agents"])
+    rule, loads = ENTRANTS["smg prefix_hash"], (WORKLOADS["chat"], WORKLOADS["agents"])
     assert rule.name in ONCE
     assert [(load.name, seed) for _, load, seed in parts_of([rule], loads, 3)] == [("chat", 0)]
     assert len([*parts_of([rule], loads, 3, once=())]) == 6
@@ -175,128 +153,17 @@ def test_further_rules_run_with_one_seed_in_few_workloads_unless_they_are_named(
 
 def test_rules_that_run_once_are_entrants_and_their_workloads_exist() -> None:
     assert ENTRANTS.keys() >= ONCE
+    # Sticky sessions of other products stand beside evenstep's everywhere.
+    assert ENTRANTS.keys() - ONCE >= {"smg manual", "sglang-router manual"}
     assert set(ONCE_IN) <= WORKLOADS.keys()
 
 
-# --- the page -------------------------------------------------------------------------------------
-
-
-def test_the_best_is_first_and_who_fails_requests_last(tmp_path: Path) -> None:
-    for seed, ttft in enumerate((100.0, 110.0, 120.0)):
-        kept(tmp_path, OPEN, "evenstep", seed, mean_ttft_ms=ttft)
-        kept(tmp_path, OPEN, "fast", seed, mean_ttft_ms=ttft - 10)
-        kept(tmp_path, OPEN, "failing", seed, mean_ttft_ms=1.0, completed=90, failed=10)
-    found = standings(OPEN, kept_parts(OPEN.name, tmp_path))
-    assert [each.entrant for each in found] == ["fast", "evenstep", "failing"]
-    told = found[1].of("mean_ttft_ms")
-    assert told is not None
-    assert told.mean == 110.0
-    assert told.half_width == pytest.approx(4.303 * 10 / 3**0.5)
-    judged = verdict(OPEN, found)
-    assert judged is not None
-    assert (judged.place, judged.of, judged.leads) == (2, 3, False)
-    assert judged.behind == pytest.approx(0.1)
-
-
-def test_entrants_are_compared_by_the_seeds_that_all_have_had(tmp_path: Path) -> None:
-    for seed, ttft in enumerate((100.0, 200.0, 300.0)):
-        kept(tmp_path, OPEN, "evenstep", seed, mean_ttft_ms=ttft)
-    kept(tmp_path, OPEN, "other", 0, mean_ttft_ms=110.0)
-    (first, second) = standings(OPEN, kept_parts(OPEN.name, tmp_path))
-    assert (first.entrant, len(first.parts), len(second.parts)) == ("evenstep", 1, 1)
-
-
-def test_rules_that_run_once_stand_below_and_take_no_seed_from_the_others(tmp_path: Path) -> None:
-    for seed, ttft in enumerate((100.0, 200.0)):
-        kept(tmp_path, OPEN, "evenstep", seed, mean_ttft_ms=ttft)
-        kept(tmp_path, OPEN, "other", seed, mean_ttft_ms=ttft + 20)
-    kept(tmp_path, OPEN, "smg manual", 0, mean_ttft_ms=90.0)
-    ((_, judged),) = tables_of(tmp_path)
-    assert [(each.entrant, len(each.parts)) for each in judged] == [("evenstep", 2), ("other", 2)]
-    ((_, below),) = tables_of(tmp_path, once=True)
-    assert [(each.entrant, len(each.parts)) for each in below] == [
-        ("smg manual", 1),
-        ("evenstep", 1),
-    ]
-    text = league_text(tmp_path)
-    assert (
-        text.index("| other | 170") < text.index("with one seed:") < text.index("| smg manual | 90")
-    )
-
-
-def test_most_tokens_are_first_where_those_count(tmp_path: Path) -> None:
-    load = WORKLOADS["decode-saturated"]
-    kept(tmp_path, load, "evenstep", 0, tokens_per_s=100.0)
-    kept(tmp_path, load, "other", 0, tokens_per_s=100 * (1 + LEADS / 2))
-    judged = verdict(load, standings(load, kept_parts(load.name, tmp_path)))
-    assert judged is not None
-    assert judged.place == 2
-    assert judged.leads
-
-
-def test_where_evenstep_is_behind_stands_at_the_top(tmp_path: Path) -> None:
-    for load, ttft in (("open-60", 90.0), ("open-95", 10.0), ("chat", 50.0)):
-        kept(tmp_path, WORKLOADS[load], "evenstep", 0, mean_ttft_ms=100.0 if ttft < 90 else 80.0)
-        kept(tmp_path, WORKLOADS[load], "other", 0, mean_ttft_ms=ttft)
-    summarize({"third": {"chat": "it needs more"}}, tmp_path)
-    text = league_text(tmp_path)
-    behind, _, rest = text.partition("## Evenstep's places")
-    assert [line.split("](")[0] for line in behind.splitlines() if " of 2" in line] == [
-        "| [open-95",
-        "| [chat",
-    ]
-    assert "80, 1 of 2 (1.12 times as good as other)" in rest
-    assert "100, 2 of 2 (0.10 times as good as other)" in rest
-    assert "| third | chat | it needs more |" in rest
-    assert (tmp_path / "chat.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_figure_in_which_evenstep_is_behind_has_a_row_of_its_own(tmp_path: Path) -> None:
-    kept(tmp_path, OPEN, "evenstep", 0, mean_ttft_ms=1.0, mean_tpot_ms=20.0)
-    kept(tmp_path, OPEN, "other", 0, mean_ttft_ms=2.0, mean_tpot_ms=10.0)
-    kept(tmp_path, OPEN, "failing", 0, mean_ttft_ms=0.5, completed=90, failed=10)
-    assert [(row[1], *row[3:6]) for row in losses(tables_of(tmp_path))] == [
-        ("TPOT mean, ms", "other: 10.0", "100.0%", "2 of 3"),
-    ]
-
-
-def test_every_kept_figure_in_which_evenstep_is_behind_has_a_reason() -> None:
-    unexplained = [row[:2] for row in losses(tables_of()) if row[-1] == "not yet known"]
-    assert unexplained == []
-
-
-def test_figures_of_single_engines_are_added_up() -> None:
-    told = {"requests 0": 2.0, "requests 1": 3.0, "polls 0 ok": 1.0, "polls 1 ok": 0, "errors": 0}
-    assert counted(told) == {
-        "requests": "5 (2 of 2 engines)",
-        "polls ok": "1 (1 of 2 engines)",
-        "errors": "0",
-    }
-
-
-def test_who_fails_requests_is_behind(tmp_path: Path) -> None:
-    kept(tmp_path, OPEN, "evenstep", 0, mean_ttft_ms=1.0, completed=90, failed=10)
-    kept(tmp_path, OPEN, "other", 0, mean_ttft_ms=2.0)
-    judged = verdict(OPEN, standings(OPEN, kept_parts(OPEN.name, tmp_path)))
-    assert judged is not None
-    assert (judged.place, judged.leads) == (2, False)
-
-
-def test_who_fails_more_than_others_does_not_lead_by_what_it_has_not_served(tmp_path: Path) -> None:
-    load = WORKLOADS["faults"]
-    kept(tmp_path, load, "evenstep", 0, mean_ttft_ms=10.0, completed=97, failed=3)
-    kept(tmp_path, load, "other", 0, mean_ttft_ms=5.0, completed=80, failed=20)
-    judged = verdict(load, standings(load, kept_parts(load.name, tmp_path)), "mean_ttft_ms")
-    assert judged is not None
-    assert (judged.place, judged.leads) == (1, True)
-
-
-def test_an_empty_league_says_so(tmp_path: Path) -> None:
-    assert league_text(tmp_path) == "Nothing has been measured yet."
+# --- figures --------------------------------------------------------------------------------------
 
 
 def test_figures_of_a_run_without_answers() -> None:
-    found = figures(OPEN, Sent(tenants=["one"] * 10, results=[None] * 10), [], [0, 0, 0])
+    sendings = [Sending(number, "one", 1.0, 1.0) for number in range(10)]
+    found = figures(OPEN, Sent(sendings, [None] * 10), [], [0, 0, 0])
     assert (found["lost"], found["failed"], found["completed"]) == (8, 8, 0)  # less the warm-up
     assert found["mean_ttft_ms"] is None
 
@@ -307,30 +174,90 @@ def test_no_router_can_be_better_than_prompts_alone_with_all_beginnings_cached()
     load = replace(OPEN, sessions=lambda _: sessions, warmup=0.0)  # 5 ms and 50 us a token
     first, second, third = 5 + 1600 * 0.05, 2 * 5 + 3000 * 0.05, 5 + 1 * 0.05
     assert least_ttft_ms(load, 0) == pytest.approx((first + second + third) / 3)
+    # The second session's only request comes after all of the first one's.
+    assert least_ttft_ms(replace(load, warmup=0.5), 0) == pytest.approx(third)
     assert least_ttft_ms(WORKLOADS["decode-saturated"], 0) is None
 
 
-def test_of_clients_that_wait_requests_count_by_their_end() -> None:
-    load = replace(WORKLOADS["decode-saturated"], warmup=0.5, time_scale=1.0)
-
-    def result(sent_s: float, end_s: float) -> RequestResult:
-        return RequestResult(
+def answered(workload: Workload, *times: tuple[int, float, float]) -> Mapping[str, Any]:
+    """Figures of requests by session, time of sending and of their end; TTFT is 0.5 s."""
+    results = [
+        RequestResult(
             prompt_tokens=10,
-            output_tokens=2,
+            output_tokens=11,
             cached_tokens=0,
             scheduled_s=sent_s,
             sent_s=sent_s,
             first_s=sent_s + 0.5,
             end_s=end_s,
-            status=200,
-            error=None,
         )
+        for _, sent_s, end_s in times
+    ]
+    sendings = [Sending(session, "one", sent_s, sent_s) for session, sent_s, _ in times]
+    sent = Sent(sendings, [*results], max(end_s for *_, end_s in times))
+    return figures(replace(workload, time_scale=1.0), sent, [], [0, 0, 0])
 
+
+def test_of_clients_that_wait_requests_count_by_their_end() -> None:
+    load = replace(WORKLOADS["decode-saturated"], warmup=0.5)
     # The first one lay until the middle, the last one ends after all were sent.
-    results = [result(0, 6), result(0, 1), result(2, 5), result(5, 9)]
-    sent = Sent(["one"] * 4, [*results], 0.0, 7.0, 9.0)
-    found = figures(load, sent, [], [0, 0, 0])
+    times = (0, 0, 6), (1, 0, 1), (2, 2, 5), (3, 5, 9)
+    found = answered(load, *times, (4, 7, 9))
     assert found["completed"] == 2
     assert found["mean_e2el_ms"] == pytest.approx(1e3 * (6 + 3) / 2)
-    of_times = figures(replace(load, clients=0), sent, [], [0, 0, 0])
+    of_times = answered(replace(load, clients=0), *times)
     assert of_times["mean_e2el_ms"] == pytest.approx(1e3 * (3 + 4) / 2)
+
+
+def test_the_first_sessions_warm_a_router_up_however_late_their_requests_come() -> None:
+    load = replace(WORKLOADS["chat"], warmup=1 / 3, targets_ms={"e2el": 2500.0})
+    fast = (0, 0, 1), (0, 2, 3), (1, 4, 5), (2, 4, 6), (1, 6, 7)
+    slow = (0, 0, 8), (1, 4, 5), (2, 4, 6), (1, 6, 7), (0, 9, 18)
+    for times in (fast, slow):
+        found = answered(load, *times)
+        assert (found["completed"], found["requests"]) == (3, 5)
+        assert found["mean_e2el_ms"] == pytest.approx(1e3 * (1 + 2 + 1) / 3)
+        # In the 2 s in which they are sent: 11 tokens, a first one and all within 1.5 s.
+        assert found["tokens_per_s"] == pytest.approx((11 + 11) / 2)
+        assert found["goodput_per_s"] == pytest.approx(3 / 2)
+        assert found["good_share"] == 1.0
+
+
+def test_single_requests_count_by_their_order_with_all_tokens_of_their_time() -> None:
+    load = replace(OPEN, warmup=0.5, targets_ms={"e2el": 1e6})
+    found = answered(load, (0, 0, 8.5), (1, 1, 8.5), (2, 4, 5), (3, 8, 10))
+    assert found["completed"] == 2
+    assert found["mean_e2el_ms"] == pytest.approx(1e3 * (1 + 2) / 2)
+    within = 10 * 4 / 8 + 10 * 4 / 7  # of the warm-up's answers
+    assert found["tokens_per_s"] == pytest.approx((within + 11) / 4)
+
+
+@pytest.mark.parametrize("workload", NAMES)
+def test_the_warm_up_is_of_whole_sessions_and_bursts(workload: Workload) -> None:
+    sessions = workload.sessions(0)
+    starts = [session[0].wait_s for session in sessions]
+    assert starts == sorted(starts)
+    warm = workload.warm(len(sessions))
+    assert 0 < warm <= len(sessions) / 3
+    if workload.name == "agents":
+        assert starts[warm - 1] < starts[warm]
+        assert len(set(starts[:warm])) == 4
+
+
+def test_only_requests_of_a_session_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[bytes, bytes]] = []
+
+    async def receive(_: object, url: str, headers: Headers, *__: object) -> tuple[int, None]:
+        seen.append(dict(headers))
+        return 200, None
+
+    monkeypatch.setattr(client, "receive", receive)
+    alone, turns = [Ask("the ", 1, tenant="flood")], [Ask("and ", 1), Ask("and for ", 1)]
+    sent = asyncio.run(Client(OPEN, Place("http://x", (), "", "m")).run([alone, turns], 60.0))
+    assert [each.session for each in sent.sendings] == [0, 1, 1]
+    session = {b"x-session-id", b"x-smg-routing-key"}
+    single, one, other = sorted(seen, key=lambda headers: headers[b"x-request-id"])
+    assert one.keys() == other.keys() == single.keys() | session
+    assert not session & single.keys()
+    assert {each[name] for each in (one, other) for name in session} == {b"session-1"}
+    assert single[b"x-llm-d-inference-fairness-id"] == b"flood"

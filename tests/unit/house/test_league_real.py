@@ -45,6 +45,8 @@ def test_requests_come_as_often_as_the_engines_are_many(share: float) -> None:
 def test_a_cluster_at_half_the_speed_gets_the_same_requests_at_half_the_rate() -> None:
     slow = workloads(of(8, CAPACITY / 2))
     assert slow.keys() == WORKLOADS.keys() - CANNOT.keys()
+    assert "of what the ranks serve under evenstep, as measured; prompts" in slow["open-80"].what
+    assert not [load.name for load in slow.values() if "simulation" in load.what]
     for name, load in slow.items():
         known = WORKLOADS[name]
         assert load.targets_ms == {key: 2 * value for key, value in known.targets_ms.items()}
