@@ -29,6 +29,8 @@ ROUTED = {
     "envoy": "rq_total",
     "haproxy": "stot",
 }
+# What shows that a router has read engines' state as real ones tell it, not by some second way.
+READ = {"vllm-router cache_aware": "vllm_router_kv_routing_inputs_total render"}
 
 
 @contextlib.contextmanager
@@ -99,6 +101,8 @@ def serves(entrant: Entrant, folder: Path) -> None:
             value for key, value in evidence.items() if key.startswith(ROUTED[entrant.peer])
         )
         assert routed == len(lengths), evidence
+        if (read := READ.get(entrant.name)) is not None:
+            assert evidence.get(read) == len(lengths) * WORKERS, evidence
 
 
 @pytest.mark.parametrize("name", ["evenstep", "evenstep kv_cost tuned"])

@@ -214,7 +214,9 @@ def _start(policy: str, predicted_s: float, engines: Engines, folder: Path) -> I
             )
 
 
-_CODE = tuple(f"tests/bench/league/{name}.py" for name in ("dynamo", "relay", "prompts"))
+_CODE = tuple(
+    f"tests/bench/league/{name}.py" for name in ("dynamo", "relay", "prompts", "numbering")
+)
 _CANNOT = {
     "faults": "which engines live it hears from Dynamo's own runtime, which does not run here",
 }
