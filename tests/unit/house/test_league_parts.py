@@ -1,4 +1,4 @@
-"""What a part of the league says of itself: the code that decided it, and whether it was disturbed."""
+"""What a part of the league says of itself: which code decided it, and whether others did."""
 
 import ast
 from collections.abc import Iterator

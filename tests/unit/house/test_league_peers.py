@@ -7,7 +7,7 @@ import pytest
 from tests.bench.league.entrant import Engines
 from tests.bench.league.entrants import ENTRANTS
 from tests.bench.league.own import TUNED, weights
-from tests.bench.league.pins import PEERS
+from tests.bench.league.pins import PEERS, Peer
 from tests.bench.league.proxies import envoy_config, haproxy_config, haproxy_rows
 from tests.bench.league.rust_routers import program_settings
 from tests.bench.league.starting import told
@@ -28,6 +28,16 @@ def test_a_peer_is_pinned_to_one_version_or_says_why_it_cannot_run() -> None:
         assert all(pinned)
         assert bool(pinned) != bool(peer.cannot)
         assert peer.url.startswith("https://")
+
+
+def test_an_environment_is_that_of_all_its_pins() -> None:
+    two = Peer("https://x", ("one==1.0", "two==2.0"))
+    assert replace(two, packages=("one==1.0", "two==2.1")).environment != two.environment
+    assert Peer("https://x", ("one==1.0",)).environment.name == "peer-one-1.0"
+    for peer in PEERS.values():
+        for pin in (word for words in peer.pip for word in words if "==" in word):
+            # What is installed beside the packages changes with the product.
+            assert pin in peer.packages or pin.endswith(f"=={peer.package.partition('==')[2]}")
 
 
 def test_versions_stand_in_one_place() -> None:
