@@ -4,6 +4,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,16 @@ SESSIONS, TURNS = 4, 3
 # What each router counts of the requests that it has sent to engines.
 ROUTED = {
     "evenstep": "evenstep_requests_assigned_total",
-    "vllm-router": "vllm_router_processed_requests_total",
+    "vllm-router": "vllm_router_cb_outcomes_total",
     "sglang-router": "smg_worker_cb_outcomes_total",
     "smg": "smg_worker_cb_outcomes_total",
     "envoy": "rq_total",
     "haproxy": "stot",
 }
+# What each proxy counts of the requests that engine 1 has refused.
+REFUSED = {"envoy": "rq_error 1", "haproxy": "wretr 1"}
+# What shows that a router has read engines' state as real ones tell it, not by some second way.
+READ = {"vllm-router cache_aware": "vllm_router_kv_routing_inputs_total render"}
 
 
 @contextlib.contextmanager
@@ -42,7 +47,8 @@ def fleet(folder: Path) -> Iterator[Engines]:
     ]
     with Child(command, folder / "fleet.log", sys.executable) as emulated:
         emulated.until(lambda: ready.exists() or None, 60.0)
-        started = json.loads(ready.read_text())["workers"]
+        told = json.loads(ready.read_text())
+        started = told["workers"]
         yield Engines(
             urls=[worker["url"] for worker in started],
             workers=[worker["spec"] for worker in started],
@@ -52,14 +58,15 @@ def fleet(folder: Path) -> Iterator[Engines]:
             model="emulated",
             time_scale=1.0,
             step_time=tuple(map(float, STEP_TIME.split(","))),
+            control=told["control"],
         )
 
 
-def usage(url: str, session: int, turn: int, tokens: int) -> dict[str, Any]:
+def usage(url: str, session: int, turn: int, tokens: int, words: int = 50) -> dict[str, Any]:
     """What the engine counted of a streamed answer."""
     body = {
         "model": "emulated",
-        "prompt": f"session {session}, " + "which says the same again and again. " * 50,
+        "prompt": f"session {session}, " + "which says the same again and again. " * words,
         "max_tokens": 64,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -99,6 +106,8 @@ def serves(entrant: Entrant, folder: Path) -> None:
             value for key, value in evidence.items() if key.startswith(ROUTED[entrant.peer])
         )
         assert routed == len(lengths), evidence
+        if (read := READ.get(entrant.name)) is not None:
+            assert evidence.get(read) == len(lengths) * WORKERS, evidence
 
 
 @pytest.mark.parametrize("name", ["evenstep", "evenstep kv_cost tuned"])
@@ -106,19 +115,33 @@ def test_evenstep_serves(name: str, tmp_path: Path) -> None:
     serves(ENTRANTS[name], tmp_path)
 
 
-def _peers() -> Iterator[ParameterSet]:
-    """Each entrant of another product; all but its first one are slow."""
+def _peers(*peers: str) -> Iterator[ParameterSet]:
+    """Each entrant of these products; all but its first one are slow."""
     seen = set()
     for name, entrant in ENTRANTS.items():
-        # Those behind the bench's relay have tests of their own.
-        if entrant.peer not in ("evenstep", "dynamo", "predictor"):
+        if entrant.peer in peers:
             yield pytest.param(name, marks=[pytest.mark.slow] if entrant.peer in seen else [])
             seen.add(entrant.peer)
 
 
-@pytest.mark.parametrize("name", [*_peers()])
+# Those behind the bench's relay have tests of their own.
+@pytest.mark.parametrize("name", [*_peers(*ROUTED.keys() - {"evenstep"})])
 def test_a_peer_serves_where_it_is_installed(name: str, tmp_path: Path) -> None:
     entrant = ENTRANTS[name]
     if not PEERS[entrant.peer].installed:
         pytest.skip(f"{entrant.peer} is not installed here: the league installs it")
     serves(entrant, tmp_path)
+
+
+@pytest.mark.parametrize("name", [*_peers(*REFUSED)])
+def test_a_proxy_sends_what_one_engine_refuses_to_another(name: str, tmp_path: Path) -> None:
+    """That engine passes its health checks all the time; prompts are as long as the longest."""
+    entrant = ENTRANTS[name]
+    if not PEERS[entrant.peer].installed:
+        pytest.skip(f"{entrant.peer} is not installed here: the league installs it")
+    with fleet(tmp_path) as engines, entrant.start(engines, tmp_path) as running:
+        fails = httpx.post(f"{engines.control}/workers/1/fault", json={"kind": "error"}, timeout=30)
+        assert fails.is_success
+        sessions = count()
+        while running.evidence()[REFUSED[entrant.peer]] < TURNS:
+            assert usage(running.url, next(sessions), 0, 3, words=1200)["completion_tokens"] == 3

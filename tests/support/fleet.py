@@ -60,11 +60,11 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def running_fleet(folder: Path, *flags: str) -> Iterator[Fleet]:
-    """Run ``evenstep emulate`` with these flags until the block ends."""
+def running_fleet(folder: Path, *flags: str, program: str = "router.cli") -> Iterator[Fleet]:
+    """Run ``emulate`` of a program with these flags until the block ends."""
     port = free_port(64)
     started = folder / f"fleet-{port}.json"
-    command = [sys.executable, "-m", "router.cli", "emulate", "--port", str(port)]
+    command = [sys.executable, "-m", program, "emulate", "--port", str(port)]
     command += ["--json", str(started), *flags]
     with running(command, port, folder / f"fleet-{port}.log") as server:
         # It answers a moment before it has written.

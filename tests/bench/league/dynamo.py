@@ -25,6 +25,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from router.config.worker_notation import parse_workers
 from router.engines.http_client import HttpClient
 from tests.bench.league.entrant import Engines, Entrant, Running
 from tests.bench.league.pins import PEERS
@@ -136,11 +137,16 @@ async def chooser(_: Sequence[str], settings: Mapping[str, Any]) -> AsyncIterato
 
 
 def _register(url: str, engines: Engines) -> None:
-    """Engines are workers, in their order; KV events are those of an engine's own rank."""
+    """Engines are workers, in their order, each with the rank that its KV events carry.
+
+    Metrics may say another one. Dynamo books events by the rank that they carry, and finds none of
+    them at a worker that was registered with another one.
+    """
+    ranks = [spec.rank or 0 for spec in parse_workers(engines.workers)]
+    told = zip(engines.urls, engines.kv_events, ranks, strict=True)
     with httpx.Client(base_url=url, timeout=30) as service:
-        for index, (engine, events) in enumerate(zip(engines.urls, engines.kv_events, strict=True)):
+        for index, (engine, events, rank) in enumerate(told):
             metrics = service.get(f"{engine}/metrics").text
-            rank = int(_found(r'vllm:num_requests_running{engine="(\d+)"', metrics))
             worker = {
                 "worker_id": index,
                 "model_name": engines.model,
@@ -208,7 +214,9 @@ def _start(policy: str, predicted_s: float, engines: Engines, folder: Path) -> I
             )
 
 
-_CODE = tuple(f"tests/bench/league/{name}.py" for name in ("dynamo", "relay", "prompts"))
+_CODE = tuple(
+    f"tests/bench/league/{name}.py" for name in ("dynamo", "relay", "prompts", "numbering")
+)
 _CANNOT = {
     "faults": "which engines live it hears from Dynamo's own runtime, which does not run here",
 }

@@ -32,8 +32,8 @@ class Peer:
 
     @property
     def environment(self) -> Path:
-        """Where it is installed, or would be."""
-        return cache_folder() / f"peer-{self.package.replace('==', '-')}"
+        """Where it is installed, or would be: another place once any of its pins is another one."""
+        return cache_folder() / "-".join(("peer", *self.packages)).replace("==", "-")
 
     @property
     def installed(self) -> bool:

@@ -337,7 +337,8 @@ def _start(boosts: bool, filters: bool, engines: Engines, folder: Path) -> Itera
 
 
 _CODE = tuple(
-    f"tests/bench/league/{name}.py" for name in ("predictor", "latency_models", "relay", "prompts")
+    f"tests/bench/league/{name}.py"
+    for name in ("predictor", "latency_models", "relay", "prompts", "numbering")
 )
 _CANNOT = {
     "chat-scale-1": "it draws at random before its 100th request, and this workload has fewer",

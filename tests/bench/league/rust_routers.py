@@ -220,8 +220,7 @@ SGLANG_ROUTER = (
 
 
 def _smg_program(binaries: Path) -> Sequence[str]:
-    flags = ("--log-level", "warn", "--history-backend", "none", "--disable-tokenizer-autoload")
-    return (str(binaries / "smg"), "launch", *flags)
+    return (str(binaries / "smg"), "launch", "--log-level", "warn")
 
 
 def _slower(engines: Engines) -> Sequence[str]:
@@ -231,9 +230,14 @@ def _slower(engines: Engines) -> Sequence[str]:
     return ("--worker-stall-secs", str(stall), "--worker-wedge-secs", str(wedge))
 
 
+_SLOWER = "--worker-stall-secs 2 --worker-wedge-secs 3, times the engines' time scale"
+# Emulated engines have no tokenizer to load, and nobody asks for a history.
+_SMG_WITHOUT = ("--history-backend", "none", "--disable-tokenizer-autoload")
+
+
 def _smg(name: str, what: str, *flags: str) -> Entrant:
-    looks = ("--policy", name, "--load-monitor-interval", str(LOOK_S), *flags)
-    return _entrant("smg", name, what, _smg_program, _SMG, looks, _slower)
+    given = ("--policy", name, "--load-monitor-interval", str(LOOK_S), *flags, *_SMG_WITHOUT)
+    return _entrant("smg", name, what, _smg_program, _SMG, given, _slower, _SLOWER)
 
 
 _SESSION = ("--routing-key-headers", "x-session-id")

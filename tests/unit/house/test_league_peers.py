@@ -7,12 +7,14 @@ import pytest
 from tests.bench.league.entrant import Engines
 from tests.bench.league.entrants import ENTRANTS
 from tests.bench.league.own import TUNED, weights
-from tests.bench.league.pins import PEERS
+from tests.bench.league.pins import PEERS, Peer
 from tests.bench.league.proxies import envoy_config, haproxy_config, haproxy_rows
 from tests.bench.league.rust_routers import program_settings
 from tests.bench.league.starting import told
+from tests.bench.league.workloads import WORKLOADS
 from tests.bench.tune_peer_rules import REGIMES
 
+AGENTS = WORKLOADS["agents"]
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -28,6 +30,16 @@ def test_a_peer_is_pinned_to_one_version_or_says_why_it_cannot_run() -> None:
         assert all(pinned)
         assert bool(pinned) != bool(peer.cannot)
         assert peer.url.startswith("https://")
+
+
+def test_an_environment_is_that_of_all_its_pins() -> None:
+    two = Peer("https://x", ("one==1.0", "two==2.0"))
+    assert replace(two, packages=("one==1.0", "two==2.1")).environment != two.environment
+    assert Peer("https://x", ("one==1.0",)).environment.name == "peer-one-1.0"
+    for peer in PEERS.values():
+        for pin in (word for words in peer.pip for word in words if "==" in word):
+            # What is installed beside the packages changes with the product.
+            assert pin in peer.packages or pin.endswith(f"=={peer.package.partition('==')[2]}")
 
 
 def test_versions_stand_in_one_place() -> None:
@@ -110,14 +122,46 @@ def test_proxies_reach_engines_of_other_machines() -> None:
 def test_haproxy_queues_before_slots_only_if_asked() -> None:
     plain = haproxy_config(engines(), 9000, 9001, None).splitlines()
     assert "  balance leastconn" in plain
-    assert [line for line in plain if line.startswith("  server ")] == [
-        "  server engine0 127.0.0.1:8001 check inter 1s fall 3 rise 1",
-        "  server engine1 127.0.0.1:8002 check inter 1s fall 3 rise 1",
+    servers = [line for line in plain if line.startswith("  server ")]
+    checks = "check inter 1s fall 3 rise 1 observe layer7 error-limit 5 on-error mark-down"
+    assert servers == [
+        f"  server engine0 127.0.0.1:8001 {checks}",
+        f"  server engine1 127.0.0.1:8002 {checks}",
     ]
     queued = haproxy_config(engines(), 9000, 9001, 96).splitlines()
-    assert (
-        queued.count("  server engine0 127.0.0.1:8001 check inter 1s fall 3 rise 1 maxconn 96") == 1
-    )
+    assert [line for line in queued if line.startswith("  server ")] == [
+        f"{server} maxconn 96" for server in servers
+    ]
+
+
+@pytest.mark.parametrize("name", ["envoy maglev", "haproxy leastconn"])
+def test_proxies_tell_what_they_do_about_engines_that_fail(name: str) -> None:
+    flags = ENTRANTS[name].flags
+    if name.startswith("haproxy"):
+        given = haproxy_config(engines(), 9000, 9001, None)
+        told = [part.removeprefix("server ") for part in flags.split(", ")]
+        assert "retry-on conn-failure" in flags
+        assert "observe layer7" in flags
+        # A request that does not fit is not sent again.
+        longest = max(len(ask.prompt) for asks in AGENTS.sessions(0) for ask in asks)
+        (buffer,) = re.findall(r"tune.bufsize (\d+)", given)
+        assert int(buffer) > 1.5 * longest
+    else:
+        given = str(envoy_config(engines(), 9000, 9001, "MAGLEV"))
+        told = re.findall(
+            r"[a-z_\d]*(?:retry|retries|consecutive|ejection|uneject)[a-z_\d]*", flags
+        )
+        assert "num_retries 3" in flags
+        assert "base_ejection_time 5s" in flags
+    assert len(told) > 5
+    assert [part for part in told if part not in given] == []
+
+
+def test_smg_tells_which_flags_the_engines_time_sets() -> None:
+    for name, entrant in ENTRANTS.items():
+        if entrant.peer == "smg":
+            for flag in ("--worker-stall-secs", "--worker-wedge-secs", "--disable-tokenizer-"):
+                assert flag in entrant.flags, name
 
 
 def test_haproxy_statistics_are_those_of_its_servers() -> None:
