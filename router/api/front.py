@@ -15,7 +15,7 @@ from router.access.door import Door
 from router.core.errors import EvenstepError, InvalidRequestError, NotLeadingError
 from router.http.port import Lifecycle
 from router.http.refusal import error_body
-from router.proxy.answers import Answer, error_answer, header, send_answer
+from router.proxy.answers import ENDING, Answer, error_answer, header, send_answer
 from router.proxy.client_request import HEADER, head_of
 from router.proxy.endpoints import dialect_of
 from router.proxy.request_log import RequestLog
@@ -48,13 +48,13 @@ class Front:
 
         try:
             if self._lifecycle.closed and scope["path"] not in _OPEN_TO_THE_END:
-                raise _ending()
+                raise NotLeadingError(ENDING)
             await self._enter(scope, receive, named)
         except EvenstepError as error:
             await _refuse(scope, named, error)
         except asyncio.CancelledError:  # the server's shutdown timeout is over
             if line.status is None:
-                await _refuse(scope, named, _ending())
+                await _refuse(scope, named, NotLeadingError(ENDING))
         finally:
             self._requests.end(scope)
 
@@ -67,10 +67,6 @@ class Front:
             await self._app(scope, receive, send)
         finally:
             self._door.leave(key)
-
-
-def _ending() -> NotLeadingError:
-    return NotLeadingError("the router is ending; retry")
 
 
 async def _refuse(scope: Scope, send: Send, error: EvenstepError) -> None:

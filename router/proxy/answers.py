@@ -18,6 +18,7 @@ _NOT_AGAIN = (b"x-should-retry", b"false")
 PASSED_ON = b"x-evenstep-passed-on"
 # In an answer of a replica that does not decide, or ends: another one may be asked.
 NOT_LEADING = b"x-evenstep-not-leading"
+ENDING = "the router is ending; retry"
 
 # Statuses of answers that have no body (RFC 9112, 6.3).
 BODILESS = frozenset({204, 304})

@@ -18,7 +18,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from router.core.errors import EvenstepError, NotLeadingError
-from router.proxy.answers import Answer, Header, error_answer, framed
+from router.proxy.answers import ENDING, Answer, Header, error_answer, framed
 from router.proxy.client_request import HEADER, head_of
 from router.proxy.context import Serves, ServingContext, Source
 from router.proxy.endpoints import ENDPOINTS, dialect_of, relay_of
@@ -165,7 +165,7 @@ class Exchange:
         context = self._hot.context
         try:
             if context.lifecycle.closed:
-                raise _ending()
+                raise NotLeadingError(ENDING)
             if context.door is not None:
                 self._scope[KEY] = context.door.enter(self._scope)
             cycle = self._cycle
@@ -202,14 +202,10 @@ class Exchange:
 
     def _cut_short(self) -> None:
         if not (self.gone or self._cycle.response_started):
-            self._refuse(_ending())
+            self._refuse(NotLeadingError(ENDING))
 
     def _refuse(self, error: EvenstepError) -> None:
         self.answer(dialect_of(self._scope["path"]).error(error_answer(error)))
-
-
-def _ending() -> NotLeadingError:
-    return NotLeadingError("the router is ending; retry")
 
 
 @cache
