@@ -341,7 +341,7 @@ _CODE = tuple(
     for name in ("predictor", "latency_models", "relay", "prompts", "numbering")
 )
 _CANNOT = {
-    "chat-scale-1": "it draws at random until it has measured 100 requests: most of this workload's",
+    "chat-scale-1": "it draws at random until it has measured 100 requests, most of this workload",
     "faults": "which engines live llm-d hears from Kubernetes, which does not run here",
 }
 _WHAT = (
