@@ -29,7 +29,7 @@ class _Kept:
 class KeptKv:
     """KV that one engine keeps for others; each request's is fetched, freed or expired once.
 
-    Unclaimed KV stays for ``lease_s`` engine seconds. ``prefix_cache``: of the engine, if it has one.
+    Unclaimed KV stays for ``lease_s`` engine seconds. ``prefix_cache``: that of the engine.
     """
 
     def __init__(self, lease_s: float, prefix_cache: PrefixCache | None = None) -> None:
