@@ -71,10 +71,10 @@ class Outlook:
         self._room = None
         self._taken[ticket.id] = level, grown
 
-    def settle(self, waiting: Container[str]) -> None:
-        """Release the reservations of requests that have not entered."""
+    def settle(self, running: Container[str]) -> None:
+        """Release the reservations of requests that have not entered, or are gone again."""
         for id_, (level, grown) in self._taken.items():
-            if id_ in waiting:
+            if id_ not in running:
                 self._free += level
                 self._sure += grown
                 self._room = None
