@@ -183,9 +183,6 @@ class Ledger:
         """The next to enter first."""
         return self._order
 
-    def by_id(self) -> Mapping[str, Ticket]:
-        return self._waiting
-
     def size_tokens(self, ticket: Ticket) -> int:
         """KV tokens that a running request holds in the step about to be scheduled."""
         return ticket.offset_tokens + self.steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 PREDICTED_KEY = "evenstep_predicted_tokens"
@@ -14,7 +15,12 @@ def aborted(request: Any) -> bool:
 
 def holds_memory(request: Any) -> bool:
     """Whether a waiting request has KV blocks."""
-    return bool(request.num_computed_tokens) or request.status.name == "WAITING_FOR_REMOTE_KVS"
+    return bool(request.num_computed_tokens) or is_fetching(request)
+
+
+def is_fetching(request: Any) -> bool:
+    """Whether its KV is on its way from elsewhere; it has no slot then."""
+    return bool(request.status.name == "WAITING_FOR_REMOTE_KVS")
 
 
 def size_tokens(request: Any) -> int:
@@ -24,20 +30,29 @@ def size_tokens(request: Any) -> int:
 
 
 def is_ready(scheduler: Any, request: Any) -> bool:
+    """``may_run`` now."""
+    config = scheduler.lora_config
+    return may_run(request, adapters(scheduler.running), config.max_loras if config else 0)
+
+
+def may_run(request: Any, taken: Collection[int], max_loras: int) -> bool:
     """Whether vLLM would not pass over a waiting request, as far as its own attributes tell.
 
     It does while a grammar is being compiled, a token from before a preemption is still to come
-    (0.26 does not wait for it), or all places for LoRA adapters are taken by other ones.
+    (0.26 does not wait for it), or all places for LoRA adapters are ``taken`` by other ones.
+    ``max_loras``: 0: adapters are not bounded.
     """
     if getattr(request, "num_stale_output_tokens", 0) and not request.drop_stale_output:
         return False
     if request.status.name == "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR":
         return request.structured_output_request.grammar is not None
-    lora, config = request.lora_request, scheduler.lora_config
-    if lora is None or not config:
-        return True
-    taken = {one.lora_request.lora_int_id for one in scheduler.running if one.lora_request}
-    return lora.lora_int_id in taken or len(taken) < config.max_loras
+    lora = request.lora_request
+    return not (lora and max_loras) or lora.lora_int_id in taken or len(taken) < max_loras
+
+
+def adapters(running: Iterable[Any]) -> Collection[int]:
+    """LoRA adapters of running requests."""
+    return {one.lora_request.lora_int_id for one in running if one.lora_request}
 
 
 def predicted_tokens(request: Any) -> int | None:

@@ -8,7 +8,7 @@ A fault ends admission, never the engine: from then on vLLM decides alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,9 @@ from engine_patches.plugin import compat
 from engine_patches.plugin.compat import EngineView
 from engine_patches.plugin.compat_admission import (
     aborted,
+    adapters,
+    is_fetching,
+    may_run,
     predicted_tokens,
     size_tokens,
 )
@@ -102,9 +105,8 @@ class AdmissionGate:
                 self._ledger.left(id_, by_itself=not aborted(request))
         if self._entrance.uneven:
             self._measure()
-        for id_ in [*self._ledger.postponed]:
-            if self._entrance.is_ready(self._requests[id_]):
-                self._ledger.resume(id_)
+        for id_ in self._ready(self._ledger.postponed):
+            self._ledger.resume(id_)
         if not self._ledger.waiting and not self._ledger.postponed:
             return
         now_s = self._clock()
@@ -139,11 +141,21 @@ class AdmissionGate:
         for request in self._entrance.holders:
             if request.request_id not in ledger.running:
                 self._enter(request)
-        for id_ in self._chosen:
-            if id_ not in ledger.running and not self._entrance.is_ready(self._requests[id_]):
+        outside = [id_ for id_ in self._chosen if id_ not in ledger.running]
+        ready = self._ready(outside)
+        for id_ in outside:
+            if id_ not in ready:
                 ledger.postpone(id_)
         if output.total_num_scheduled_tokens:
             ledger.stepped(self._still(output.num_scheduled_tokens))
+
+    def _ready(self, ids: Collection[str]) -> Collection[str]:
+        """Those of the waiting requests that vLLM would not pass over."""
+        if not ids:
+            return ()
+        most = self._engine.max_loras
+        taken = adapters(self._engine.running) if most else ()
+        return {id_ for id_ in ids if may_run(self._requests[id_], taken, most)}
 
     def _wait(self, request: Any) -> None:
         hint = predicted_tokens(request)
@@ -232,7 +244,7 @@ class AdmissionGate:
         room = Memory(
             capacity_blocks=memory.blocks_total - memory.watermark,
             used_blocks=used + memory.kv.growth(sizes, memory.in_flight),
-            slots_free=max(0, self._engine.slots - len(running)),
+            slots_free=self._slots_free(),
             kv=memory.kv,
             step_tokens=step,
             prompt_tokens_left=max(0, step - promised - len(running) + len(self._prefilling)),
@@ -241,6 +253,15 @@ class AdmissionGate:
             prompt_chunk=self._entrance.prompt_chunk,
         )
         return room.under(budget, len(running), promised) if budget else room
+
+    def _slots_free(self) -> int:
+        """As vLLM counts: a request whose KV is on its way takes a slot only when it has come."""
+        running, taken = self._ledger.running, len(self._ledger.running)
+        if self._entrance.remote:
+            taken -= sum(
+                is_fetching(one) and one.request_id in running for one in self._entrance.holders
+            )
+        return max(0, self._engine.slots - taken)
 
     def _found(self, ticket: Ticket) -> int:
         """Blocks of a waiting request that running ones hold; vLLM is asked only if any may."""

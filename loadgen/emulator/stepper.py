@@ -66,7 +66,7 @@ class Stepper:
             while True:
                 if not self.group.unfinished:
                     await self._sleep()
-                    self._rests, self._rested = self._rests + 1, self.group.steps
+                    self._rests += 1
                     due_s = time.monotonic()
                 due_s = await self._step(timer, due_s)
         finally:
@@ -75,6 +75,8 @@ class Stepper:
     async def _sleep(self) -> None:
         """Sleep until there is work; energy meters advance and publish meanwhile."""
         slept_s = self._rest()
+        self._rested = self.group.steps
+        self._agree()
         while not self.group.unfinished:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HEARTBEAT_S):
@@ -126,17 +128,31 @@ class Stepper:
         return now_s if late > 1 else due_s
 
     def _bound_prompts(self) -> None:
-        """As the plug-in: a worker alone by what it is told, ranks by the least of it."""
-        workers = [worker for worker in self._workers.values() if worker.model.live]
-        if len(self._workers) == 1 or self.group.steps % AGREE_STEPS == 1:
-            told = (worker.stream.told_prompt_budget for worker in workers)
-            self._prompt_budget = min(told, key=packed, default=NO_BUDGET)
-        for worker in workers:
-            worker.bound_prompts(self._prompt_budget, self.group.steps - self._rested)
+        """As the plug-in: a worker alone by what it is told, ranks by what they agreed on."""
+        if len(self._workers) == 1:
+            self._agree()
+        for worker in self._live:
+            worker.bound_prompts(self._prompt_budget, self._number)
+
+    def _agree(self) -> None:
+        """Take the least budget that a worker is told."""
+        told = (worker.stream.told_prompt_budget for worker in self._live)
+        self._prompt_budget = min(told, key=packed, default=NO_BUDGET)
+
+    @property
+    def _live(self) -> list[EmulatedWorker]:
+        return [worker for worker in self._workers.values() if worker.model.live]
+
+    @property
+    def _number(self) -> int:
+        """Steps since the group rested last."""
+        return self.group.steps - self._rested
 
     def _end(self, step: Step, late: float) -> None:
         wall_s = time.time()
         ended = self.group.finish(step, engine_now_s(self._time_scale))
+        if self._number % AGREE_STEPS == 1:
+            self._agree()
         parts = [
             (self._workers[id(part.worker)], part, done)
             for part, done in zip(step.parts, ended, strict=True)
@@ -144,7 +160,7 @@ class Stepper:
         ]
         for worker, part, done in parts:
             if len(self._workers) > 1:
-                worker.stream.shared = self._rests, step.number - self._rested
+                worker.stream.shared = self._rests, self._number
             worker.report_step(part, done, step.number, step.seconds)
         for worker, part, done in parts:
             worker.show_tokens(done)

@@ -67,7 +67,7 @@ class Engine:
         self.kv_tokens = kv_tokens // block_tokens * block_tokens
         self.prefix_cache = prefix_cache
         self.running: list[EngineRequest] = []
-        self.kept = KeptKv(lease_s)
+        self.kept = KeptKv(lease_s, prefix_cache)
         self.load_tokens = self.waiting_tokens = 0
         self.waiting_routed = 0  # waiting requests that routers have sent
         self.preemptions_total = self.generated_total = 0
@@ -267,10 +267,12 @@ class Engine:
         if len(finished) > 1:
             finished.sort(key=self.running.index)
         for request in finished:
-            self._release(request, request.peak_tokens)
+            self._stop(request)
             self._queue.left(request)
             if request.keeps_kv:
-                self.kept.keep(request.id, request.peak_tokens, now_s)
+                self._memory.keep(request, request.peak_tokens, now_s)
+            else:
+                self._memory.release(request, request.peak_tokens)
         self._memory.take(blocks)
         return finished
 
@@ -387,8 +389,12 @@ class Engine:
         self.waiting_routed -= request_token(request.id) is not None
         self.waiting_tokens -= request.load_tokens
 
-    def _release(self, request: EngineRequest, held_tokens: int | None = None) -> None:
-        """Stop a request and free its memory: that of ``held_tokens``, or of all its tokens."""
+    def _release(self, request: EngineRequest) -> None:
+        """Stop a request and free its memory."""
+        self._stop(request)
+        self._memory.release(request, request.load_tokens)
+
+    def _stop(self, request: EngineRequest) -> None:
         self.running.remove(request)
         del self._here[request.id]
         if request.growth is not None:
@@ -396,10 +402,8 @@ class Engine:
         self._prefilling.pop(request, None)
         self._prefill_tokens -= request.prefill_left
         request.prefill_left = 0
-        tokens = request.load_tokens
-        self.load_tokens -= tokens
-        self._read_tokens -= self.layers.read(tokens)
-        self._memory.release(request, tokens if held_tokens is None else held_tokens)
+        self.load_tokens -= request.load_tokens
+        self._read_tokens -= self.layers.read(request.load_tokens)
 
     def _watermark(self) -> int:
         return self._watermark_blocks if self.running else 0

@@ -6,7 +6,10 @@ arrival of its own request on. A fetch, the end of that request, or the end of t
 KV. The transfer reads memory: it continues while the source engine hangs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from loadgen.engine.prefix_cache import Block, PrefixCache
 
 _RENEWED_SHARE = 2 / 3
 """A renewed lease ends this share of the whole one after its last renewal."""
@@ -18,30 +21,44 @@ class _Kept:
 
     tokens: int
     lease_end_s: float
+    blocks: int  # those besides ``cached``
+    cached: Sequence[Block]  # its blocks that are in the prefix cache
     claims: int = 0
 
 
 class KeptKv:
     """KV that one engine keeps for others; each request's is fetched, freed or expired once.
 
-    Unclaimed KV stays for ``lease_s`` engine seconds.
+    Unclaimed KV stays for ``lease_s`` engine seconds. ``prefix_cache``: that of the engine.
     """
 
-    def __init__(self, lease_s: float) -> None:
+    def __init__(self, lease_s: float, prefix_cache: PrefixCache | None = None) -> None:
         self.tokens = 0
+        self.blocks = 0  # those that are not in the prefix cache
         self.kept_total = 0
         self.fetched_total = 0
         self.freed_total = 0  # requests whose KV was freed because the fetching one ended first
         self.expired_total = 0  # requests whose lease ended
         self._lease_s = lease_s
+        self._prefix_cache = prefix_cache
         self._kept: dict[str, _Kept] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, request_id: str, tokens: int, now_s: float) -> None:
-        self._kept[request_id] = _Kept(tokens, now_s + self._lease_s)
+    def keep(
+        self,
+        request_id: str,
+        tokens: int,
+        now_s: float,
+        *,
+        blocks: int = 0,
+        cached: Sequence[Block] = (),
+    ) -> None:
+        """Keep a request's KV: ``blocks`` of its own, and those that it holds in the cache."""
+        self._kept[request_id] = _Kept(tokens, now_s + self._lease_s, blocks, cached)
         self.tokens += tokens
+        self.blocks += blocks
         self.kept_total += 1
 
     def claim(self, request_id: str, now_s: float) -> int:
@@ -82,14 +99,18 @@ class KeptKv:
         return len(over)
 
     def lose(self) -> None:
-        self._kept.clear()
-        self.tokens = 0
+        for request_id in [*self._kept]:
+            self._drop(request_id)
 
     def _drop(self, request_id: str) -> bool:
         kept = self._kept.pop(request_id, None)
         if kept is None:
             return False
         self.tokens -= kept.tokens
+        self.blocks -= kept.blocks
+        if kept.cached:
+            assert self._prefix_cache is not None
+            self._prefix_cache.release(kept.cached)
         return True
 
 

@@ -25,7 +25,7 @@ class KvMemory:
     @property
     def available(self) -> int:
         """Blocks that may be taken; below 0 when memory overflows."""
-        free = self._free - self._kept_blocks
+        free = self._free - self._kept.blocks
         if self.prefix_cache is not None:
             free += self.prefix_cache.free_blocks * self.layers.full
         return free
@@ -43,7 +43,7 @@ class KvMemory:
         """Evict from the cache what memory now needs."""
         cache = self.prefix_cache
         if cache is not None:
-            while self._free < self._kept_blocks and cache.free_blocks:
+            while self._free < self._kept.blocks and cache.free_blocks:
                 cache.evict()
                 self._free += self.layers.full
 
@@ -84,11 +84,21 @@ class KvMemory:
 
     def release(self, request: EngineRequest, held_tokens: int) -> None:
         """Free the memory of a request that holds so many tokens."""
-        self._free += self.layers.blocks(held_tokens) - len(request.blocks) * self.layers.full
+        self._free += self._own_blocks(request, held_tokens)
         if request.blocks:
             assert self.prefix_cache is not None
             self.prefix_cache.release(request.blocks)
             request.blocks = []
+
+    def keep(self, request: EngineRequest, held_tokens: int, now_s: float) -> None:
+        """Keep the memory of a request that ends with so many tokens, for another engine.
+
+        The memory that is in use stays the same: what others hold too counts once, as before.
+        """
+        own, cached = self._own_blocks(request, held_tokens), request.blocks
+        request.blocks = []
+        self._free += own
+        self._kept.keep(request.id, held_tokens, now_s, blocks=own, cached=cached)
 
     def hit_tokens(self, ids: Sequence[Hashable], prompt_tokens: int) -> int:
         if self.prefix_cache is None:
@@ -109,9 +119,9 @@ class KvMemory:
         self._free += self.prefix_cache.clear() * self.layers.full
         return True
 
-    @property
-    def _kept_blocks(self) -> int:
-        return -(-self._kept.tokens // self.layers.block_tokens) * self.layers.groups
+    def _own_blocks(self, request: EngineRequest, held_tokens: int) -> int:
+        """Blocks of a request that are not in the cache."""
+        return self.layers.blocks(held_tokens) - len(request.blocks) * self.layers.full
 
     def _most_hits(self, tokens: int) -> int:
         """Blocks that may be found: the last token is always computed."""

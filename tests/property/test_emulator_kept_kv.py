@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from loadgen.engine.engine import Engine
 from loadgen.engine.kv_handoff import Fetch, KeptKv, TransferTime
+from loadgen.engine.kv_layers import KvLayers
 from loadgen.engine.prefix_cache import PrefixCache
 from loadgen.engine.request import EngineRequest
 
@@ -130,6 +131,43 @@ def test_every_token_is_computed_once_and_all_kept_kv_ends_once(
     assert len(pair.failed) == (0 if recompute else pair.decode.transfers.failed_total)
     assert pair.prefill.used_tokens == pair.decode.used_tokens == 0
     assert pair.prefill.waiting_tokens == pair.decode.waiting_tokens == 0
+
+
+LAYERS = (KvLayers(4), KvLayers(4, sliding=5, window_tokens=8))
+prompts = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 1)), max_size=30)
+
+
+@given(prompts, st.sampled_from(LAYERS), st.lists(st.integers(0, 99), max_size=30))
+def test_kept_kv_takes_the_memory_that_its_request_took(
+    prompts: list[tuple[int, int]], layers: KvLayers, fetched: list[int]
+) -> None:
+    """With windows, and with prompts that begin alike, as many and as long as the memory allows."""
+    engine = Engine(
+        9,
+        KV_TOKENS,
+        block_tokens=4,
+        chunk=40,
+        lease_s=LEASE_S,
+        layers=layers,
+        prefix_cache=PrefixCache(),
+    )
+    for number, (tokens, family) in enumerate(prompts):
+        chain = [(family, block) for block in range(tokens // 4)]
+        engine.add(EngineRequest(f"{number}", tokens, 1, keeps_kv=True, chain=chain))
+    kept: list[str] = []
+    while engine.unfinished:
+        engine.schedule()
+        used_tokens = engine.used_tokens
+        kept += [request.id for request in engine.advance()]
+        assert engine.used_tokens == used_tokens <= KV_TOKENS
+        going = kept.pop(fetched.pop() % len(kept)) if kept and fetched else None
+        if going or not engine.running:
+            assert engine.kept.fetch(going or kept.pop(0))
+    assert engine.kept.kept_total == len(prompts)
+    for id_ in kept:
+        engine.kept.free(id_)
+    assert (engine.used_tokens, engine.kept.blocks) == (0, 0)
+    assert engine.reset_prefix_cache()
 
 
 def test_prompts_share_a_step_and_one_prompt_takes_several() -> None:

@@ -64,6 +64,7 @@ class Passed:
         sizes: dict[str, Any] = {"slots": SLOTS, "blocks": 33, "step_tokens": 160}
         self.scheduler = make.make(flavour, ahead=ahead, **sizes, **settings)
         self.scheduler.lora_config = SimpleNamespace(max_loras=PLACES)
+        self.scheduler._gate._engine.max_loras = PLACES
         self.scheduler.max_num_encoder_input_tokens = 40
         self.scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=80)
         self.rng = random.Random(seed)

@@ -44,6 +44,8 @@ class MemoryChecked:
         """Memory free at the fullest end; in an empty engine, all."""
         if not ledger.running:
             return memory.room()
+        # One that was admitted and has not entered may have been withdrawn since.
+        self.follower.settle()
         free = self._limit_blocks(ledger, memory) - self.follower.highest_blocks()
         return max(0, min(free, memory.room()))
 

@@ -56,7 +56,7 @@ class NestedWait:
             return Verdict(())
         self._last = look = self._looked(self._last, ledger, memory, ledger.waiting[0])
         outlook = look.outlook
-        outlook.settle(ledger.by_id())
+        outlook.settle()
         now = memory.room()
         admitted: list[Ticket] = []
         for ticket in ledger.waiting[:most]:

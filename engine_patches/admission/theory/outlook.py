@@ -7,7 +7,7 @@ run. Theta is chosen to make level plus buffer about minimal, and n follows.
 """
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class Outlook:
         self._sure = left - counts @ tokens
         self._free[counts @ alive + self._new <= delta] = np.inf  # no request is likely to be left
         self._room: int | None = None
-        self._taken: dict[str, tuple[Floats, Floats]] = {}
+        self._taken: list[tuple[Ticket, Floats, Floats]] = []
 
     @property
     def room(self) -> int:
@@ -69,12 +69,12 @@ class Outlook:
         self._free -= level
         self._sure -= grown
         self._room = None
-        self._taken[ticket.id] = level, grown
+        self._taken.append((ticket, level, grown))
 
-    def settle(self, waiting: Container[str]) -> None:
-        """Release the reservations of requests that have not entered."""
-        for id_, (level, grown) in self._taken.items():
-            if id_ in waiting:
+    def settle(self) -> None:
+        """Release the reservations of requests that have not entered, and may be gone."""
+        for ticket, level, grown in self._taken:
+            if not ticket.entry:
                 self._free += level
                 self._sure += grown
                 self._room = None

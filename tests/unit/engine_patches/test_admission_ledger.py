@@ -111,7 +111,6 @@ def test_the_order_is_the_keys_and_who_is_withdrawn_is_gone() -> None:
     assert ledger.left("c", by_itself=False).id == "c"
 
     assert [one.id for one in ledger.waiting] == ["b", "d", "a"]
-    assert set(ledger.by_id()) == {"a", "b", "d"}
     assert ledger.arrivals == {0: 1, 1: 3}
     assert ledger.waiting_kinds == {1: 3}
 

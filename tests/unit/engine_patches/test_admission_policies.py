@@ -219,8 +219,20 @@ def test_the_shortest_enter_first_while_the_memory_suffices_to_the_end() -> None
     # When the running one ends it holds 49 tokens and middle 29; long would hold 24.
     assert admit is not None
     assert [ticket.id for ticket in admit] == ["short", "middle"]
+    for ticket in admit:
+        ledger.entered(ticket.id)
     # When short ends they hold 42, 22 and 22.
     assert policy.admissible_blocks(ledger, memory(40)) == 14
+
+
+def test_who_is_withdrawn_before_it_enters_takes_no_memory() -> None:
+    policy, ledger = made(policy="memory_checked")
+    run(ledger, 40, output=10)
+    ledger.arrived(Ticket("a", 20, 100, 10))
+    assert sizes(policy.admit(ledger, memory(40), 0.0)) == [20]
+    ledger.left("a", by_itself=False)
+
+    assert policy.admissible_blocks(ledger, memory(40)) == 100 - 49
 
 
 @pytest.mark.parametrize(("margin", "expected"), [(0.2, [20]), (0.25, [])])

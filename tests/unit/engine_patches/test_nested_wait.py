@@ -340,6 +340,20 @@ def test_who_could_not_enter_after_all_is_expected_once() -> None:
     assert rooms == [rooms[0]] * 6
 
 
+def test_who_was_withdrawn_before_it_entered_is_expected_no_more() -> None:
+    policy = NestedWait(Passing((16, 64), [0.5, 0.2]), entries=1)
+    ledger = ledger_of(policy)
+    running(ledger, 10, 60)
+    rooms = []
+    for _ in range(3):
+        waiting(ledger, [200])
+        assert let_in(policy.admit(ledger, memory(ledger, 3000), 0.0)) == 1
+        rooms.append(policy.admissible_blocks(ledger, memory(ledger, 3000)))
+        ledger.left(f"w{sum(ledger.arrivals.values()) - 1}", by_itself=False)
+
+    assert rooms == [rooms[0]] * 3
+
+
 def test_under_pressure_hardly_anybody_is_evicted() -> None:
     """A chat model with little memory; lengths are unknown."""
     chat = replace(scenario_of("chat70b"), rate=11, requests=2000)

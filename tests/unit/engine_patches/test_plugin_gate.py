@@ -11,6 +11,7 @@ from engine_patches.plugin.entrance import Entrance
 from engine_patches.plugin.gate import AdmissionGate
 from engine_patches.plugin.settings import PlugInError
 from router.core.types import ADMISSION_ENDED
+from tests.support.gated import Gated
 from tests.support.plugin_engine import (
     Coordinator,
     FakeScheduler,
@@ -22,53 +23,6 @@ from tests.support.plugin_engine import (
 )
 
 pytestmark = pytest.mark.usefixtures("vllm")
-
-
-class Gated:
-    """A scheduler of 8 slots and 25 blocks of 4 tokens, whose steps a gate decides on."""
-
-    def __init__(
-        self,
-        slots: int = 8,
-        ahead: int = 0,
-        step_tokens: int = 8192,
-        prompt_chunk: int = 0,
-        **settings: Any,
-    ) -> None:
-        self.scheduler = FakeScheduler(slots, chunk=40, blocks=25)
-        self.scheduler.max_num_scheduled_tokens = step_tokens
-        self.scheduler.scheduler_config.long_prefill_token_threshold = prompt_chunk
-        self.now_s = 0.0
-        self.slept: list[float] = []
-        self.entrance = Entrance(self.scheduler)
-        self.gate = AdmissionGate(
-            EngineView(self.scheduler),
-            self.entrance,
-            read_admission(settings),
-            ahead=ahead,
-            clock=lambda: self.now_s,
-            sleep=self.slept.append,
-        )
-
-    def add(self, id_: str, prompt_tokens: int, hint: int | None = None) -> Request:
-        request = Request(id_, prompt_tokens)
-        if hint is not None:
-            request.sampling_params.extra_args = {"evenstep_predicted_tokens": hint}
-        self.scheduler.add_request(request)
-        self.gate.arrived(request)
-        return request
-
-    def step(self, *ending: str, preempt: tuple[str, ...] = ()) -> list[str]:
-        """Who runs in it."""
-        self.gate.open()
-        try:
-            output = self.scheduler.schedule(preempt=preempt)
-        finally:
-            self.gate.close()
-        self.gate.scheduled(output)
-        running = [one.request_id for one in self.scheduler.running]
-        self.scheduler.update_from_output(output, ending)
-        return running
 
 
 def test_requests_enter_below_the_headroom_and_as_memory_comes_free() -> None:
@@ -333,8 +287,7 @@ class Grammar:
 
 
 def test_a_grammar_and_an_adapter_hold_nobody_up() -> None:
-    gated = Gated(policy="headroom", headroom=0.1, adaptive=False)
-    gated.scheduler.lora_config = SimpleNamespace(max_loras=1)
+    gated = Gated(policy="headroom", headroom=0.1, adaptive=False, max_loras=1)
     adapted, adapted_too, same = (gated.add(id_, 8) for id_ in ("a", "a2", "a3"))
     adapted.lora_request, same.lora_request = LoRARequest("x", 1), LoRARequest("x", 1)
     adapted_too.lora_request = LoRARequest("y", 2)
