@@ -29,12 +29,6 @@ def size_tokens(request: Any) -> int:
     return int(known + request.num_output_placeholders)
 
 
-def is_ready(scheduler: Any, request: Any) -> bool:
-    """``may_run`` now."""
-    config = scheduler.lora_config
-    return may_run(request, adapters(scheduler.running), config.max_loras if config else 0)
-
-
 def may_run(request: Any, taken: Collection[int], max_loras: int) -> bool:
     """Whether vLLM would not pass over a waiting request, as far as its own attributes tell.
 

@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from engine_patches.plugin.compat_admission import holds_memory, is_ready
+from engine_patches.plugin.compat_admission import holds_memory
 from engine_patches.plugin.compat_names import BESIDE, first_name
 
 _FCFS = "fcfs"
@@ -22,6 +22,8 @@ class Entrance:
         # Its queue while the chosen ones are alone in vLLM's, and requests from beside it.
         self._aside: Any = None
         self._aside_beside: list[Any] = []
+        # Those that vLLM had passed over: it compares their number with that of all that wait.
+        self._aside_deferred: set[Any] = set()
         # Maximum of tokens that a step computes.
         self.step_tokens = int(scheduler.max_num_scheduled_tokens)
         # Maximum of one request's prompt tokens in a step; 0: unlimited.
@@ -46,10 +48,6 @@ class Entrance:
         """Number of sessions that wait for more input; vLLM counts them as running."""
         return int(self._scheduler.num_waiting_for_streaming_input)
 
-    def is_ready(self, request: Any) -> bool:
-        """As ``compat_admission.is_ready``."""
-        return is_ready(self._scheduler, request)
-
     def admit(self, ids: Sequence[str], inside: Container[str]) -> None:
         """Let only these requests enter in the next step, as far as vLLM finds tokens and memory.
 
@@ -60,11 +58,16 @@ class Entrance:
         scheduler = self._scheduler
         beside = getattr(scheduler, self._beside)
         chosen = set(ids)
-        self._aside_beside = [
-            one for one in beside if one.request_id not in chosen and one.request_id not in inside
-        ]
+
+        def aside(one: Any) -> bool:
+            return one.request_id not in chosen and one.request_id not in inside
+
+        self._aside_beside = [one for one in beside if aside(one)]
         if self._aside_beside:
             beside.remove_requests(self._aside_beside)
+        if deferred := getattr(scheduler, "deferred_waiting", None):  # not before 0.31
+            self._aside_deferred = {one for one in deferred if aside(one)}
+            deferred -= self._aside_deferred
         queue = self._aside = scheduler.waiting
         if self.remote:  # its KV did not come, and it waits in the queue again
             ids = [*(one.request_id for one in queue if one.request_id in inside), *ids]
@@ -83,6 +86,9 @@ class Entrance:
         for request in self._aside_beside:
             beside.add_request(request)
         self._aside_beside = []
+        if self._aside_deferred:
+            scheduler.deferred_waiting |= self._aside_deferred
+            self._aside_deferred = set()
 
 
 def _taken(queue: Any, ids: Sequence[str]) -> Iterable[Any]:

@@ -56,3 +56,16 @@ def test_whose_kv_is_on_its_way_takes_no_slot_until_it_has_come() -> None:
         assert [one.request_id for one in scheduler.waiting] == shown
         gated.gate.close()
     assert not gated.gate.failed
+
+
+def test_vllm_does_not_count_as_passed_over_whom_it_does_not_see() -> None:
+    """It bounds how long it defers prompts: not while others wait than those it passed over."""
+    gated = Gated(slots=8, policy="headroom")
+    requests = [gated.add(id_, 8) for id_ in "abc"]
+    scheduler: Any = gated.scheduler
+    scheduler.deferred_waiting = {*requests[1:]}
+    gated.entrance.admit(["a", "b"], ())
+    assert scheduler.deferred_waiting == {requests[1]}
+    scheduler.deferred_waiting.add(requests[0])
+    gated.entrance.admit_all()
+    assert scheduler.deferred_waiting == {*requests}
