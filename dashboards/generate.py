@@ -1,10 +1,5 @@
-"""Write the JSON of every dashboard beside this file; ``docs.generate`` does so, too.
+"""The JSON of every dashboard, beside this file; ``docs.generate`` writes it."""
 
-python -m dashboards.generate            # write changed files
-python -m dashboards.generate --check    # write nothing; exit 1 if a file is out of date
-"""
-
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -39,16 +34,3 @@ def write(stale_files: Mapping[Path, str]) -> None:
     for path, text in stale_files.items():
         path.write_text(text, encoding="utf-8")
         print(f"wrote {path.name}")
-
-
-def main() -> None:
-    """Generate or check all dashboards."""
-    changed = stale()
-    if "--check" in sys.argv[1:]:
-        names = ", ".join(path.name for path in changed)
-        sys.exit(f"not up to date: {names}; run python -m dashboards.generate" if names else 0)
-    write(changed)
-
-
-if __name__ == "__main__":
-    main()

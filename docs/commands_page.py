@@ -34,7 +34,7 @@ def _overview(panel: str) -> str:
     rows = (
         (f"[`{name}`](#evenstep-{name.replace(' ', '-')})", plain(command.summary))
         for name, command in COMMANDS.items()
-        if command.panel == panel
+        if name.partition(" ")[0] in PANELS[panel]
     )
     return f"**{panel}**\n\n{table(('command', 'what'), rows)}"
 

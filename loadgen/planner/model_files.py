@@ -4,6 +4,7 @@ Only weight matrices count; biases and norms are below a thousandth. Where layer
 dense ones before experts), all count as the larger kind. Vision and audio parts do not count.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,35 +14,14 @@ from router.config.given_files import read_json
 from router.core.errors import InputError
 
 # Feed-forward parts with two matrices; others have three, with a gate.
-_UNGATED = frozenset(
-    [
-        "bloom",
-        "bigcode",
-        "codegen",
-        "falcon",
-        "gpt2",
-        "gpt_bigcode",
-        "gpt_neo",
-        "gpt_neox",
-        "gptj",
-        "mpt",
-        "nemotron",
-        "opt",
-        "phi",
-        "starcoder2",
-    ]
+_UNGATED = re.compile(
+    "bloom|bigcode|codegen|falcon|gpt2|gpt_bigcode|gpt_neo|gpt_neox|gptj|mpt|nemotron|opt|phi|"
+    "starcoder2"
 )
 # State that does not grow with the tokens, or KV in some layers only.
-_NO_KV = [
-    "mamba",
-    "rwkv",
-    "ssm",
-    "recurrent",
-    "linear_attention",
-    "linear_attn",
-    "linear_num_key_heads",
-    "conv_l_cache",
-]
+_NO_KV = re.compile(
+    "mamba|rwkv|ssm|recurrent|linear_attention|linear_attn|linear_num_key_heads|conv_l_cache|'conv'"
+)
 MAX_BLOCKS = 10_000
 # Far above any model's numbers, tokens included.
 _MOST = 10**9
@@ -100,11 +80,8 @@ class _Reader:
     def numbers(self, weight_bits: float | None, kv_element_bytes: int) -> ModelNumbers:
         kind = " ".join([*self._config, str(self._get("model_type", default=""))]).lower()
         layers = str(self._get("layer_types", "layers_block_type", default=None))
-        if (
-            any(word in kind for word in _NO_KV)
-            or any(word in layers for word in (*_NO_KV, "'conv'"))
-            or "0" in str(self._get("attn_type_list", default=None))
-        ):
+        unlike = "0" in str(self._get("attn_type_list", default=None))
+        if unlike or _NO_KV.search(f"{kind} {layers}"):
             raise self._wrong("has layers without a growing KV cache")
         if any(self._get(name, default=None) for name in _UNLIKE):
             raise self._wrong("has layers that differ in size")
@@ -156,7 +133,7 @@ class _Reader:
 
     def _feed_forward(self, hidden: int) -> tuple[int, int]:
         """Feed-forward weights: all, and those that one token needs."""
-        matrices = 2 if str(self._get("model_type", default="")) in _UNGATED else 3
+        matrices = 2 if _UNGATED.fullmatch(str(self._get("model_type", default=""))) else 3
         names = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
         inner = self._some(*names) or 4 * hidden
         names = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Self, TypeVar
 
 from router.core.errors import ConfigError, EvenstepError
@@ -160,12 +159,8 @@ def _held_signals() -> Iterator[None]:
 @contextlib.contextmanager
 def signals_as_interrupts() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end a block as Ctrl-C does, so that its children end too."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
     numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, interrupt) for number in numbers]
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
         yield
     finally:

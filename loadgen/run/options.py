@@ -6,10 +6,9 @@ from dataclasses import fields
 from functools import wraps
 from typing import Annotated, Any, TypeVar
 
-import typer
-
 from loadgen.traces.trace import BUNDLED
 from router.commands.json_output import json_option
+from router.commands.options import flag as flag
 from router.config.worker_notation import unknown
 from router.core.errors import ConfigError
 from router.core.policies.policy_table import POLICIES
@@ -17,13 +16,6 @@ from router.core.types import Dispatch
 
 Command = Callable[..., None]
 Options = TypeVar("Options")
-
-
-def flag(
-    help_text: str, metavar: str | None = None, least: float | None = None, name: str | None = None
-) -> Any:
-    """An option: its help, the name of its value, its minimum, and its name if not the field's."""
-    return typer.Option(*filter(None, [name]), help=help_text, metavar=metavar, min=least)
 
 
 def step_time_option(default: str = "") -> Any:

@@ -24,33 +24,37 @@ _TOKENS: Schema = {"type": "array", "items": _COUNT}
 _TEXTS: Schema = {"type": "array", "items": _TEXT}
 _SEVERAL: Schema = {"type": "array", "items": _TOKENS}
 _PROMPT: Schema = {"anyOf": [_TEXT, _TEXTS, _TOKENS, _SEVERAL]}
-_SAID: Schema = {"type": "array", "items": {"type": "object", "properties": {"role": _TEXT}}}
 _SETTINGS: Schema = {
     "type": "object",
     "description": "Names as in the configuration file.",
     "additionalProperties": True,
 }
-_WORKER: Schema = {
-    "oneOf": [
-        {"type": "object", "properties": {"url": _TEXT, "id": _TEXT}, "required": ["url"]},
-        {"type": "string", "description": "As after --worker."},
-    ]
-}
+
+
+def _fields(**properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties}
 
 
 def _object(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
-    return {
-        "type": "object",
-        "properties": {"model": _TEXT, **properties},
-        "required": list(required),
-        "additionalProperties": True,
-    }
+    open_ = {"required": list(required), "additionalProperties": True}
+    return _fields(model=_TEXT, **properties) | open_
 
 
 def _generating(*required: str, **properties: Schema) -> Schema:
     return _object(required, **properties, stream=_SWITCH, priority={"type": "integer"})
 
 
+def _content(kind: str, schema: Schema) -> Schema:
+    return {"content": {kind: {"schema": schema}}}
+
+
+_SAID: Schema = {"type": "array", "items": _fields(role=_TEXT)}
+_WORKER: Schema = {
+    "oneOf": [
+        _fields(url=_TEXT, id=_TEXT) | {"required": ["url"]},
+        {"type": "string", "description": "As after --worker."},
+    ]
+}
 _FORM = _object(("file",), file={"type": "string", "format": "binary"})
 _SCORED = _object(("query", "documents"), query=_TEXT, documents=_TEXTS)
 
@@ -80,26 +84,12 @@ _BODIES: Mapping[tuple[str, str], Schema] = {
     ("patch", "/settings"): _SETTINGS,
 }
 
+_ERROR_FIELDS = _fields(
+    message=_TEXT, type=_TEXT, param={"type": ["string", "null"]}, code={"type": "integer"}
+)
 _ERROR: Schema = {
     "description": "An error in OpenAI's form.",
-    "content": {
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "properties": {
-                    "error": {
-                        "type": "object",
-                        "properties": {
-                            "message": _TEXT,
-                            "type": _TEXT,
-                            "param": {"type": ["string", "null"]},
-                            "code": {"type": "integer"},
-                        },
-                    }
-                },
-            }
-        }
-    },
+    **_content("application/json", _fields(error=_ERROR_FIELDS)),
 }
 
 
@@ -154,4 +144,4 @@ def _operation(path: str) -> Schema:
 
 def _body(schema: Schema) -> Schema:
     kind = "multipart/form-data" if schema is _FORM else "application/json"
-    return {"required": True, "content": {kind: {"schema": schema}}}
+    return {"required": True, **_content(kind, schema)}

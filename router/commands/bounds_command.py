@@ -3,10 +3,10 @@
 import math
 from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from router.commands.json_output import STDOUT, finite, json_option, write_json
+from router.commands.options import flag
 from router.core.errors import ConfigError
 from router.core.placement.bounds import response_bounds
 from router.core.placement.exact_response import exact_response_s
@@ -19,13 +19,10 @@ _LONGEST = 100
 
 def bounds(
     service_rates: Annotated[
-        str,
-        typer.Option(
-            metavar="R,…", help="requests per second that one slot of each chain completes"
-        ),
+        str, flag("requests per second that one slot of each chain completes", "R,…")
     ],
-    slots: Annotated[str, typer.Option(metavar="N,…", help="requests that each chain has at once")],
-    rate: Annotated[float, typer.Option(metavar="R", help="requests per second that arrive")],
+    slots: Annotated[str, flag("requests that each chain has at once", "N,…")],
+    rate: Annotated[float, flag("requests per second that arrive", "R")],
     json_file: Annotated[str | None, json_option("write the result; - is stdout")] = None,
 ) -> None:
     """Mean response time of jffc, waiting included: bounds, and the exact value of small cases.

@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.commands.json_output import STDOUT, json_option, write_json
+from router.commands.options import flag
 from router.core.energy.joules import PowerLevels
 from router.core.energy.levels import LEAST_S, STATES
 from router.core.errors import ConfigError, InputError
@@ -24,12 +25,8 @@ _MENDS = {
 
 
 def calibrate(
-    url: Annotated[
-        str, typer.Option(metavar="URL", help="URL of the router, or of evenstep observe")
-    ],
-    group: Annotated[
-        str | None, typer.Option(metavar="NAME", help="workers' group, if there are several")
-    ] = None,
+    url: Annotated[str, flag("URL of the router, or of evenstep observe", "URL")],
+    group: Annotated[str | None, flag("workers' group, if there are several", "NAME")] = None,
     json_file: Annotated[str | None, json_option("write levels and seconds; - is stdout")] = None,
 ) -> None:
     """Print --power-levels, fitted to the workers' measured energy.

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from router.commands.json_output import STDOUT, json_option, write_json
+from router.commands.options import flag
 from router.core.errors import InputError
 from router.engines.curve_keys import read_key_pair, write_key_pair
 
@@ -13,7 +14,7 @@ from router.engines.curve_keys import read_key_pair, write_key_pair
 def keygen(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="file of the key pair")],
     public_only: Annotated[
-        bool, typer.Option("--public", help="print the public key of an existing FILE; make none")
+        bool, flag("print the public key of an existing FILE; make none", name="--public")
     ] = False,
     json_file: Annotated[str | None, json_option("write the public key; - is stdout")] = None,
 ) -> None:

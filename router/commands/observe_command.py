@@ -11,6 +11,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from router.commands.json_output import STDOUT, json_option, write_json
+from router.commands.options import flag
 from router.config.flags import ConfigFile, given_settings, with_flags
 from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError
@@ -40,12 +41,8 @@ def observe(
     context: typer.Context,
     *,
     config: ConfigFile = None,
-    seconds: Annotated[
-        float | None, typer.Option(min=0.1, metavar="S", help="How long; unset: until Ctrl-C.")
-    ] = None,
-    every: Annotated[
-        float, typer.Option(min=0.1, metavar="S", help="Time between two lines.")
-    ] = 5.0,
+    seconds: Annotated[float | None, flag("How long; unset: until Ctrl-C.", "S", 0.1)] = None,
+    every: Annotated[float, flag("Time between two lines.", "S", 0.1)] = 5.0,
     json_file: Annotated[
         str | None, json_option("Write the report at the end; - is stdout.")
     ] = None,

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from router import systemd
+from router.commands.options import flag
 from router.config.flags import ConfigFile, given_settings, usable, with_flags
 from router.config.setting_sources import to_toml
 
@@ -14,7 +15,7 @@ def serve(
     *,
     config: ConfigFile = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the settings as TOML and exit.")
+        bool, flag("Print the settings as TOML and exit.", name="--print-config")
     ] = False,
     **_: object,
 ) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from router.commands.json_output import STDOUT, json_option, write_json
+from router.commands.options import flag
 from router.config.given_files import read_json
 from router.core.errors import ConfigError, InputError
 from router.core.forecast.forecast import Ints
@@ -29,14 +30,12 @@ def solve_file(
         typer.Argument(metavar="INSTANCE.json", help="the decision's loads, candidates and room"),
     ],
     exact: Annotated[
-        bool, typer.Option("--exact", help="prove the optimum with HiGHS; without the tie weight")
+        bool, flag("prove the optimum with HiGHS; without the tie weight", name="--exact")
     ] = False,
     moves: Annotated[
-        int, typer.Option(min=0, max=10**12, metavar="N", help="budget of the router's own solver")
+        int, flag("budget of the router's own solver", "N", least=0, most=10**12)
     ] = DEFAULT_MOVES,
-    time_limit: Annotated[
-        float, typer.Option(min=0, metavar="S", help="seconds that HiGHS may take")
-    ] = 60.0,
+    time_limit: Annotated[float, flag("seconds that HiGHS may take", "S", least=0)] = 60.0,
     json_file: Annotated[str | None, json_option("write the result; - is stdout")] = None,
 ) -> None:
     """Assign the waiting requests of a file to workers, as bfio does.

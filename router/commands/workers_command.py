@@ -16,6 +16,7 @@ from rich.text import Text
 
 from router.access.key_files import first_key
 from router.commands.json_output import STDOUT, json_option, write_json
+from router.commands.options import flag
 from router.core.errors import ConfigError, InputError
 
 _TIMEOUT_S = 10.0
@@ -33,22 +34,16 @@ Url = Annotated[
 ]
 KeyFile = Annotated[
     Path | None,
-    typer.Option(
-        "--key-file",
-        metavar="FILE",
-        help=f"File with a key of the router's --admin-key-file; unset: {KEY_VARIABLE} is the key.",
+    flag(
+        f"File with a key of the router's --admin-key-file; unset: {KEY_VARIABLE} is the key.",
+        "FILE",
     ),
 ]
 JsonFile = Annotated[str | None, json_option("Write the router's answer; - is stdout.")]
 WorkerId = Annotated[str, typer.Argument(metavar="ID", help="The worker's id, as list shows it.")]
 Wait = Annotated[
     float,
-    typer.Option(
-        min=0,
-        max=_LONGEST_S,
-        metavar="S",
-        help="Longest wait until no request is left on the worker.",
-    ),
+    flag("Longest wait until no request is left on the worker.", "S", least=0, most=_LONGEST_S),
 ]
 
 
@@ -74,13 +69,10 @@ def remove(
     worker_id: WorkerId,
     url: Url,
     drain: Annotated[
-        bool, typer.Option("--drain", help="First let the worker end the requests that it has.")
+        bool, flag("First let the worker end the requests that it has.", name="--drain")
     ] = False,
     force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="End its requests now: unanswered ones begin again elsewhere."
-        ),
+        bool, flag("End its requests now: unanswered ones begin again elsewhere.", name="--force")
     ] = False,
     wait: Wait = 0.0,
     key_file: KeyFile = None,

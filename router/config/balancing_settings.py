@@ -1,9 +1,8 @@
-from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import ValidationInfo, field_validator
 
-from router.config.setting import MOMENT_S, WEEK_S, SettingGroup, read_by, setting
+from router.config.setting import MOMENT_S, WEEK_S, SettingGroup, live, read_by
 from router.config.worker_notation import unknown
 from router.core.policies.policy_table import POLICIES
 from router.core.step_time import StepTime
@@ -27,89 +26,85 @@ def _step_time(text: str) -> StepTime | None:
     return None if text == "auto" else StepTime.parse(text)
 
 
-# A running router takes all of them.
-_setting = partial(setting, live=True)
-
-
 class BalancingSettings(SettingGroup):
     """Balancing: the policy, its pool and its look-ahead."""
 
-    policy: str = _setting(
+    policy: str = live(
         "bfio", f"Rule that chooses a worker for each request: {', '.join(POLICIES)}.", metavar="P"
     )
-    dispatch: Dispatch = _setting(
+    dispatch: Dispatch = live(
         Dispatch.POOL,
         "When a request is sent to a worker: as soon as a slot is free (pool), or on arrival "
         "(instant).",
         metavar="pool|instant",
     )
-    pool_size: int = _setting(1024, "Requests of a group that may wait.", between=(1, 1_000_000))
-    queue_timeout_s: float = _setting(60.0, "Longest wait for a slot.", between=(MOMENT_S, WEEK_S))
-    starvation_s: float = _setting(
+    pool_size: int = live(1024, "Requests of a group that may wait.", between=(1, 1_000_000))
+    queue_timeout_s: float = live(60.0, "Longest wait for a slot.", between=(MOMENT_S, WEEK_S))
+    starvation_s: float = live(
         5.0,
         "Wait after which a request goes before all others of its priority; in a long pool, twice "
         "the wait that order of arrival would give. Where prompts are planned, only one that fits "
         "nowhere does.",
         between=(MOMENT_S, WEEK_S),
     )
-    lookahead: Literal["auto", "none", "cap", "survival"] = _setting(
+    lookahead: Literal["auto", "none", "cap", "survival"] = live(
         "auto",
         "How bfio predicts the ends of requests: none, cap (max_tokens), survival (learned "
         "lengths), or auto: survival, and the engine's own probabilities where these foretell "
         "more.",
         metavar="SIGNAL",
     )
-    horizon: int | None = _setting(
+    horizon: int | None = live(
         None,
         "Steps that bfio looks ahead; unset: by the rule of docs/policies.md.",
         metavar="H",
         between=(0, 256),
     )
-    discount: float | None = _setting(
+    discount: float | None = live(
         None,
         "Weight gamma of a step against the one before; unset: by the rule of docs/policies.md.",
         metavar="GAMMA",
         between=(1e-6, 1),
     )
-    tie_weight: float | None = _setting(
+    tie_weight: float | None = live(
         None,
         "Weight mu of bfio's quadratic term, per token; unset: by the rule of docs/policies.md.",
         metavar="MU",
         between=(0, 1e6),
     )
-    solver_ms: float = _setting(
+    solver_ms: float = live(
         1.0, "Time for all searches of bfio in one decision.", between=(0.01, 1000)
     )
-    overcommit: int | None = _setting(
+    overcommit: int | None = live(
         None,
         "Requests that may queue in an engine; "
         "unset: as the measured gap between two requests of a slot requires.",
         metavar="N",
         between=(0, 64),
     )
-    step_time: Annotated[str, read_by(_step_time)] = _setting(
+    step_time: Annotated[str, read_by(_step_time)] = live(
         "auto",
         "Cost of a group's step in seconds: fixed, per KV token, per request, per computed prompt "
         "token; auto: as its steps teach it.",
         metavar="auto|C,t_l[,t_r[,t_p]]",
         advanced=True,
     )
-    prompt_budget: str = _setting(
+    prompt_budget: str = live(
         "auto",
         "Prompt tokens of a step, alike on all ranks of a group, for engines with the plug-in; "
         "auto: by the learned cost of a step and the targets; off: the engines' own bound.",
         metavar="auto|off|N",
     )
-    target_ttft_s: float | None = _setting(
+    target_ttft_s: float | None = live(
         None, "For --prompt-budget auto: mean time to the first token.", between=(MOMENT_S, WEEK_S)
     )
-    target_tpot_s: float | None = _setting(
+    target_tpot_s: float | None = live(
         None,
         "For --prompt-budget auto: time of each further token; in the mean with a target for the "
         "first one, else in nearly all steps.",
         between=(1e-5, WEEK_S),
     )
-    seed: int = _setting(0, "Seed of policies that draw at random.", between=(0, 2**64 - 1))
+    seed: int = live(0, "Seed of policies that draw at random.", between=(0, 2**64 - 1))
 
     @property
     def fixed_step_time(self) -> StepTime | None:

@@ -9,7 +9,9 @@ from router.config.setting import (
     MOMENT_S,
     SettingGroup,
     Words,
+    advanced,
     checked,
+    live,
     read_by,
     setting,
 )
@@ -31,21 +33,19 @@ class EngineSettings(SettingGroup):
         "server_key.",
         metavar="FILE",
     )
-    workers: tuple[WorkerSpec, ...] = setting(
+    workers: tuple[WorkerSpec, ...] = live(
         (),
         "A worker, may be repeated: URL, then any of ,group=NAME ,role=prefill|decode "
         ",rank=R ,slots=N ,snapshots=ENDPOINT ,server_key=KEY|FILE ,kv_events=ENDPOINT "
         ",kv_replay=ENDPOINT ,kv_bootstrap=URL ,power=ENDPOINT ,service_rate=R ,id=NAME "
         "without spaces.",
         metavar="SPEC",
-        live=True,
     )
-    lockstep: Words = setting(
+    lockstep: Words = live(
         (),
         "Group whose workers go down together, as data-parallel ranks do, or with =no never do; "
         "may be repeated. Unset: as its engines tell.",
         metavar="GROUP[=no]",
-        live=True,
     )
     kv_transfer: Literal["params", "content"] = setting(
         "params",
@@ -54,11 +54,10 @@ class EngineSettings(SettingGroup):
         "by its content (shared storage, LMCache).",
         metavar="params|content",
     )
-    kv_expiry_s: float = setting(
+    kv_expiry_s: float = advanced(
         30.0,
         "How long a prefill worker keeps KV that no worker fetches; NIXL's kv_lease_duration.",
         between=(MOMENT_S, DAY_S),
-        advanced=True,
     )
     power_levels: tuple[float, float, float] | None = setting(
         None,
@@ -66,40 +65,32 @@ class EngineSettings(SettingGroup):
         "computing; unset: a step's energy is not divided.",
         metavar="W,W,W",
     )
-    health_interval_s: float = setting(
-        1.0, "Time between health checks.", between=(0.01, HOUR_S), live=True
-    )
+    health_interval_s: float = live(1.0, "Time between health checks.", between=(0.01, HOUR_S))
     health_timeout_s: float = setting(
         2.0, "Longest wait for a health check.", between=(MOMENT_S, HOUR_S)
     )
-    health_failures: int = setting(
+    health_failures: int = live(
         3,
         "Failed checks in a row after which a worker is down; a single refused connection is "
         "enough.",
         between=(1, 1000),
-        live=True,
     )
-    snapshot_stale_s: float = setting(
-        3.0,
-        "Age at which a worker's last snapshot no longer counts.",
-        between=(MOMENT_S, HOUR_S),
-        live=True,
+    snapshot_stale_s: float = live(
+        3.0, "Age at which a worker's last snapshot no longer counts.", between=(MOMENT_S, HOUR_S)
     )
-    metrics_interval_s: float = setting(
+    metrics_interval_s: float = live(
         1.0,
         "Time between readings of an engine's /metrics while it sends no snapshots.",
         between=(0.01, HOUR_S),
-        live=True,
         advanced=True,
     )
     connect_timeout_s: float = setting(
         2.0, "Longest wait for a connection to a worker.", between=(MOMENT_S, HOUR_S)
     )
-    max_attempts: int = setting(
+    max_attempts: int = live(
         5,
         "Attempts of a request, at one worker or several, before its first byte.",
         between=(1, 100),
-        live=True,
     )
 
     @property

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import ValidationInfo, field_validator
 
-from router.config.setting import DAY_S, IF_GIVEN, SettingGroup, checked, setting
+from router.config.setting import DAY_S, IF_GIVEN, SettingGroup, checked, live, setting
 from router.http.port import DataPlane, loopback
 from router.http.tls import read, server_context
 from router.tracing import endpoint_of
@@ -46,18 +46,16 @@ class AddressSettings(SettingGroup):
 class OperationSettings(SettingGroup):
     """Operation: shutdown, certificate, data plane, recording and log of the router."""
 
-    drain_delay_s: float = setting(
+    drain_delay_s: float = live(
         0.0,
         "After SIGTERM, time for which the router still accepts requests while /health answers "
         "503, so that a load balancer notices.",
         between=(0, DAY_S),
-        live=True,
     )
-    grace_s: float = setting(
+    grace_s: float = live(
         30.0,
         "Time for which open answers may then go on; those left end with an error.",
         between=(0, DAY_S),
-        live=True,
     )
     tls_cert: str | None = setting(
         None,
@@ -91,14 +89,13 @@ class OperationSettings(SettingGroup):
         "trace context passed on to the engine. Needs the extra tracing; unset: no traces.",
         metavar="URL",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = setting(
+    log_level: Literal["debug", "info", "warning", "error"] = live(
         "info",
         "Least severity that is logged: debug, info, warning, error.",
         metavar="LEVEL",
-        live=True,
     )
-    log_format: Literal["text", "json"] = setting(
-        "text", "Form of the log: lines of text, or of JSON.", metavar="text|json", live=True
+    log_format: Literal["text", "json"] = live(
+        "text", "Form of the log: lines of text, or of JSON.", metavar="text|json"
     )
 
     @cached_property

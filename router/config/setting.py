@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -72,6 +73,10 @@ def setting(
     if between is not None:
         limits["ge"], limits["le"] = between
     return Field(default=default, description=help_text, json_schema_extra=extra, **limits)
+
+
+# A setting that a running router applies, and one that few clusters need at another value.
+live, advanced = partial(setting, live=True), partial(setting, advanced=True)
 
 
 # Several values; a variable gives them as one text with spaces between.
