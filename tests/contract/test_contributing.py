@@ -106,7 +106,7 @@ def test_a_setting_takes_its_declaration_and_its_use(tmp_path: Path) -> None:
     shutil.copytree(
         ROOT / "router", tmp_path / "router", ignore=shutil.ignore_patterns("__pycache__")
     )
-    neighbours = "    max_attempts: int = setting(", "    health_failures: int\n"
+    neighbours = "    max_attempts: int = live(", "    health_failures: int\n"
     for place, line, neighbour in zip(places, (declaration, use), neighbours, strict=True):
         path = tmp_path / place
         before, after = path.read_text(encoding="utf-8").split(neighbour)

@@ -29,7 +29,7 @@ def test_bounds_are_those_of_the_code() -> None:
     assert f"{correspondence.MOST_BYTES >> 20} MiB for each size of block" in SAID
     assert f"else {sent_prompts.MOST_TOKENS:,}" in SAID
     assert sent_prompts.KEPT_S == 600
-    assert "not sent for ten minutes" in SAID
+    assert "not computed for ten minutes" in SAID
     assert f"longer one than {sessions.MOST_NAME_BYTES} bytes" in SAID
     assert f"more than {cached_blocks.MOST_BLOCKS:,} blocks" in SAID
 
