@@ -10,8 +10,9 @@ from loadgen.chains.placements import PETALS_SLOTS, bprr, petals, whole
 from loadgen.chains.scenario import SCENARIOS, Scenario
 from loadgen.chains.work import Arrivals, Measured, Service, Work, draw_work
 from loadgen.model.ranges import check_ranges
-from loadgen.run.options import JsonFlag, flag, trace_flag
+from loadgen.run.options import JsonFlag, trace_flag
 from loadgen.traces.trace import load_trace
+from router.commands.options import flag
 from router.config.worker_notation import unknown
 from router.core.errors import ConfigError
 from router.core.placement.gbp_cr import gbp_cr

@@ -29,9 +29,10 @@ from loadgen.replay.replay_results import Report
 from loadgen.replay.workload import checked_time_scale
 from loadgen.report.load_pictures import require_matplotlib
 from loadgen.run.child_processes import signals_as_interrupts
-from loadgen.run.options import chosen, flag
+from loadgen.run.options import chosen
 from loadgen.traces.trace import load_trace
 from router.commands.json_output import STDOUT, writable, write_json
+from router.commands.options import flag
 from router.core.errors import InputError
 from router.core.policies.policy_table import POLICIES
 from router.core.types import Dispatch

@@ -13,10 +13,11 @@ from loadgen.diagnose.diagnosis import diagnose_window, report
 from loadgen.diagnose.diagnosis_table import diagnosis_table
 from loadgen.replay.workload import checked_time_scale
 from loadgen.report.origin import KEY, Engines, origin
-from loadgen.run.options import chosen, flag
+from loadgen.run.options import chosen
 from loadgen.traces.recordings import load_recording
 from router.access.key_files import first_key
 from router.commands.json_output import STDOUT, json_option, write_json
+from router.commands.options import flag
 from router.config.given_files import read_json
 from router.core.errors import ConfigError, InputError
 from router.core.policies.policy_table import POLICIES

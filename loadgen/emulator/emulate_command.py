@@ -25,8 +25,9 @@ from loadgen.engine.prefill_settings import (
 )
 from loadgen.model.measured_step_time import load_step_time
 from loadgen.run.admission_options import parse_admission, told_warnings
-from loadgen.run.options import StepTimeFlag, command_of, flag, same_named
+from loadgen.run.options import StepTimeFlag, command_of, same_named
 from router.commands.json_output import STDOUT, json_option
+from router.commands.options import flag
 from router.core.errors import InputError
 from router.core.step_time import numbers
 from router.core.wire import is_local

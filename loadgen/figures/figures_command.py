@@ -22,7 +22,8 @@ from loadgen.figures.studies import STUDIES
 from loadgen.report.load_pictures import require_matplotlib
 from loadgen.report.origin import Document, with_files
 from loadgen.run.child_processes import signals_as_interrupts
-from loadgen.run.options import chosen, flag
+from loadgen.run.options import chosen
+from router.commands.options import flag
 from router.core.errors import InputError
 
 

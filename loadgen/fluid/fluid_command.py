@@ -14,8 +14,9 @@ from engine_patches.admission.theory.thresholds import Thresholds
 from loadgen.fluid.fluid_answer import ROUNDING, Answer, Check, Question, answered, report, verdict
 from loadgen.model.measured_step_time import load_step_time
 from loadgen.report.numbers import number, plain_table
-from loadgen.run.options import JsonFlag, StepTimeFlag, command_of, flag
+from loadgen.run.options import JsonFlag, StepTimeFlag, command_of
 from router.commands.json_output import STDOUT, write_json
+from router.commands.options import flag
 from router.core.errors import ConfigError
 from router.core.step_time import numbers
 

@@ -18,9 +18,10 @@ from loadgen.planner.planned import planned
 from loadgen.planner.question import Lengths, Question
 from loadgen.planner.remedies import remedies
 from loadgen.planner.vllm import engines, router_config, script
-from loadgen.run.options import JsonFlag, command_of, flag
+from loadgen.run.options import JsonFlag, command_of
 from loadgen.traces.trace import BUNDLED, load_trace
 from router.commands.json_output import STDOUT, write_json
+from router.commands.options import flag
 from router.core.errors import ConfigError, InputError, PlacementError
 
 _MOST_RATE = 1e9

@@ -25,12 +25,13 @@ from loadgen.replay.replayer import Replayer, Target, get_json
 from loadgen.replay.router_counters import cluster_report
 from loadgen.replay.workload import Workload, checked_time_scale, plan
 from loadgen.report.numbers import number, plain_table
-from loadgen.run.options import command_of, flag
+from loadgen.run.options import command_of
 from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.request_classes import FORM, RequestClass, deal, parse_classes
 from loadgen.traces.trace import BUNDLED, load_trace
 from router.access.key_files import first_key
 from router.commands.json_output import STDOUT, json_option, write_json
+from router.commands.options import flag
 from router.core.errors import ConfigError, UpstreamError
 from router.engines.http_client import HttpClient
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from loadgen.traces.trace import BUNDLED
 from router.commands.json_output import json_option
-from router.commands.options import flag as flag
+from router.commands.options import flag
 from router.config.worker_notation import unknown
 from router.core.errors import ConfigError
 from router.core.policies.policy_table import POLICIES

@@ -11,7 +11,7 @@ from engine_patches.admission.settings import AdmissionSettings, known_names
 from loadgen.model.measured_step_time import load_step_time
 from loadgen.report.numbers import figures_with_notes
 from loadgen.run.admission_options import admission_settings, parse_object, told_warnings
-from loadgen.run.options import JsonFlag, command_of, flag, same_named, step_time_option
+from loadgen.run.options import JsonFlag, command_of, same_named, step_time_option
 from loadgen.simulator.admission.admission_results import WARMUP_SHARE, AdmissionResult
 from loadgen.simulator.admission.admission_simulation import (
     AdmissionConfig,
@@ -22,6 +22,7 @@ from loadgen.simulator.admission.admission_simulation import (
 from loadgen.simulator.admission.predictions import Prediction
 from loadgen.simulator.admission.scenarios import SCENARIOS, Scenario, scenario_of
 from router.commands.json_output import STDOUT, write_json
+from router.commands.options import flag
 from router.core.errors import ConfigError
 
 _SARATHI_CHUNK = 512

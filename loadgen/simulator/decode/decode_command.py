@@ -15,14 +15,7 @@ from loadgen.engine.prefill_settings import (
     refuse,
 )
 from loadgen.model.measured_step_time import load_step_time
-from loadgen.run.options import (
-    JsonFlag,
-    StepTimeFlag,
-    command_of,
-    flag,
-    same_named,
-    trace_flag,
-)
+from loadgen.run.options import JsonFlag, StepTimeFlag, command_of, same_named, trace_flag
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import KEPT_WAITING, SERVE, DecodeConfig, DecodeSettings
 from loadgen.simulator.decode.length_sources import (
@@ -38,6 +31,7 @@ from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.trace import load_trace
 from loadgen.traces.trace_files import MAX_TOKENS
 from router.commands.json_output import STDOUT, write_json
+from router.commands.options import flag
 from router.core.errors import ConfigError
 from router.core.forecast.forecast import WorkProfile
 from router.core.step_time import numbers

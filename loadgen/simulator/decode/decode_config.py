@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 from loadgen.model.power_model import PowerModel
-from loadgen.run.options import DispatchFlag, SlotsFlag, WorkersFlag, check_policy, flag
+from loadgen.run.options import DispatchFlag, SlotsFlag, WorkersFlag, check_policy
 from loadgen.simulator.decode.length_sources import LengthSource
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
 from loadgen.traces.arrivals import Arrivals
+from router.commands.options import flag
 from router.config.balancing_settings import BalancingSettings
 from router.core.errors import ConfigError
 from router.core.forecast.forecast import WorkProfile

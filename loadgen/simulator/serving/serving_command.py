@@ -8,14 +8,7 @@ from rich.console import Console, RenderableType
 
 from loadgen.model.measured_step_time import load_step_time
 from loadgen.report.numbers import figures_with_notes
-from loadgen.run.options import (
-    JsonFlag,
-    StepTimeFlag,
-    command_of,
-    flag,
-    same_named,
-    trace_flag,
-)
+from loadgen.run.options import JsonFlag, StepTimeFlag, command_of, same_named, trace_flag
 from loadgen.simulator.serving.serving_config import (
     AUTO,
     PrefillWindow,
@@ -30,6 +23,7 @@ from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.request_classes import FORM, parse_classes
 from loadgen.traces.trace import load_trace
 from router.commands.json_output import STDOUT, write_json
+from router.commands.options import flag
 from router.core.errors import ConfigError
 from router.core.targets import Targets
 

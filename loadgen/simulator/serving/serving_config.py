@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 from loadgen.model.ranges import check_ranges
-from loadgen.run.options import DispatchFlag, SlotsFlag, WorkersFlag, check_policy, flag
+from loadgen.run.options import DispatchFlag, SlotsFlag, WorkersFlag, check_policy
 from loadgen.simulator.decode.decode_config import SERVE
 from loadgen.traces.arrivals import Arrivals
 from loadgen.traces.request_classes import RequestClass
 from loadgen.traces.trace import Trace, TraceRequest
 from loadgen.traces.trace_files import BLOCK_TOKENS
+from router.commands.options import flag
 from router.core.errors import ConfigError, InputError
 from router.core.policies.policy_table import POLICIES
 from router.core.step_time import PAPER_STEP_TIME, StepTime, number_in

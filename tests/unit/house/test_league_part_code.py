@@ -12,6 +12,7 @@ from tests.bench.league.standings import LEADS
 DECIDES_NOTHING = {
     "router/cli.py": "which command runs",
     "router/commands/json_output.py": "where a command writes its JSON",
+    "router/commands/options.py": "how a command declares its options",
     "router/core/errors.py": "messages",
     "router/core/forecast/forecast.py": "names of types",
     "router/core/targets.py": "targets of a replay's report",
